@@ -1,0 +1,122 @@
+"""The contract between `slots` and `compute`: a step is one value, a `StepBatch`, and gives back one `StepResult`.
+
+A backend runs a batch in this fixed order:
+
+1. copy pages (`copies`),
+2. save live rows into snapshot cells (`saves`) - for states that already stand in a row: end of an answer, a cancel,
+3. start rows: set to zero (`zero_rows`) or copy from a snapshot (`restores`),
+4. forward over all tokens of all `pieces` as one batch, writing `captures` (state right after a token, in mid-piece too) and,
+   for each piece, the hidden row of its last token into its live row,
+5. sample (`samples`) from the hidden rows of live rows - whether the forward just wrote them or a restore brought them.
+
+Numbers come from `memory/`; the backend owns every array. A page, row or cell number outside the plan is our bug (assert).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from svc.compute.sampling.params import SamplingParams
+from svc.memory.plan import MemoryPlan
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """Copy one whole KV page (all layers)."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowCell:
+    """A live row and a snapshot cell; the direction is said by the field of the batch that holds it."""
+
+    row: int
+    cell: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive tokens of one sequence: one token when decoding, many when prefilling."""
+
+    row: int
+    start: int  # absolute position of tokens[0]
+    tokens: NDArray[np.int32]  # [n], n >= 1
+    pages: NDArray[np.int32]  # block table: page of position p is pages[p // page_tokens]; covers [0, start + n)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """Write the state right after position `position - 1` of a piece (so after `position` tokens) into a snapshot cell."""
+
+    piece: int  # index into StepBatch.pieces
+    position: int  # absolute; piece.start < position <= piece.end
+    cell: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Sample one token from the hidden row standing in `row`.
+
+    Randomness is a pure function of (params.seed, choice, position): `position` is the absolute index the new token will have.
+    """
+
+    row: int
+    position: int
+    choice: int
+    params: SamplingParams
+    banned: tuple[int, ...] = ()  # token ids that must not be sampled here (ignore_eos, min_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    copies: Sequence[PageCopy] = ()
+    saves: Sequence[RowCell] = ()
+    zero_rows: Sequence[int] = ()
+    restores: Sequence[RowCell] = ()
+    pieces: Sequence[Piece] = ()
+    captures: Sequence[Capture] = ()
+    samples: Sequence[Sample] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(piece.tokens) for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One sampled token. `token` is -1 when the logits were not finite (the request fails, its state is never published).
+
+    Log probabilities are those of the model's own distribution (temperature 1, before any filter).
+    """
+
+    token: int
+    logprob: float = 0.0
+    top: tuple[tuple[int, float], ...] = ()  # params.num_logprobs best (id, logprob), best first; ties: lower id first
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    samples: tuple[Sampled, ...]  # aligned with StepBatch.samples
+    captured: tuple[int, ...]  # cells written, by saves and captures; may be published now
+    duration_s: float
+
+
+class Backend(Protocol):
+    """One loaded model on one device. `run` is called from the compute thread only, one batch at a time."""
+
+    name: str  # "reference", "cpu" or "cuda"
+    plan: MemoryPlan
+    max_step_tokens: int  # most tokens one batch may carry
+
+    def run(self, batch: StepBatch) -> StepResult: ...
+
+    def close(self) -> None: ...

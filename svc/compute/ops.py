@@ -1,0 +1,92 @@
+"""The index of operations: one coarse contract that numpy, C and CUDA rooms implement under the same names.
+
+Letters: B sequences in the step, T tokens of all of them, C hidden size, V vocabulary, H query heads, H_kv KV heads, D head size,
+H_v / H_k value / key heads of a DeltaNet layer, R live rows, N snapshot cells, P tokens per page.
+
+Arrays are opaque to callers (`Array`): only the room that made them looks inside. Outputs are preallocated by the caller, every op
+works in place and nothing is read back in the middle of a step. Metadata is `StepInputs` (compute/step_inputs.py): int32 arrays made
+once per step. `hidden` is the residual stream, float32 `[T, C]`; mixers and FFNs add to it: `hidden += f(norm(hidden))`.
+
+ARCH_SPEC (the mathematics) in short, per op, is in the docstrings of `reference/`, which is the oracle of the other rooms.
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from svc.compute.layers.attention import AttentionWeights
+from svc.compute.layers.delta import DeltaWeights
+from svc.compute.layers.dense_ffn import DenseFfnWeights
+from svc.compute.layers.moe_ffn import MoeFfnWeights
+from svc.compute.step_inputs import StepInputs
+from svc.compute.weights.gguf_file import GgufTensor
+from svc.memory.plan import MemoryPlan
+
+Array = Any  # an array of the room
+Weight = Any  # a matrix [rows, columns] or a stack of them [experts, rows, columns], in its file type, prepared for the room
+
+
+class Caches(Protocol):
+    """The device memory of one MemoryPlan: see memory/layout.py for the inner order of each."""
+
+    plan: MemoryPlan
+    kv: Array  # [num_pages, page_elements], kv_type
+    rows: Array  # [num_rows, state_elements] float32
+    cells: Array  # [num_cells, state_elements] float32
+
+
+class Ops(Protocol):
+    """The operations of one room (reference, cpu, cuda)."""
+
+    name: str
+
+    # -- arrays and weights -----------------------------------------------------------------------------------------------------
+    def weight(self, tensor: GgufTensor) -> Weight:
+        """Prepares a quantized or float matrix (2-D) or stack of experts (3-D). Keeps the file's type; may keep the map itself."""
+
+    def vector(self, values: NDArray[np.float32]) -> Array:
+        """A small float32 array of parameters (norm weights, biases, convolution taps) on the device."""
+
+    def empty(self, shape: tuple[int, ...]) -> Array:
+        """Uninitialised float32 memory."""
+
+    def to_numpy(self, array: Array) -> NDArray[np.float32]: ...
+
+    def caches(self, plan: MemoryPlan) -> Caches: ...
+
+    # -- cache traffic ----------------------------------------------------------------------------------------------------------
+    def copy_pages(self, caches: Caches, pairs: NDArray[np.int32]) -> None:
+        """pairs [n, 2]: (source, target) pages."""
+
+    def save_rows(self, caches: Caches, pairs: NDArray[np.int32]) -> None:
+        """pairs [n, 2]: (row, cell); row -> cell."""
+
+    def restore_rows(self, caches: Caches, pairs: NDArray[np.int32]) -> None:
+        """pairs [n, 2]: (row, cell); cell -> row."""
+
+    def zero_rows(self, caches: Caches, rows: NDArray[np.int32]) -> None:
+        """Sets rows to zero by assignment (a NaN in them must not survive)."""
+
+    # -- forward ----------------------------------------------------------------------------------------------------------------
+    def embed(self, hidden: Array, table: Weight, inputs: StepInputs) -> None:
+        """hidden[t] = table[tokens[t]], dequantized exactly."""
+
+    def delta_mixer(self, hidden: Array, layer: DeltaWeights, inputs: StepInputs, caches: Caches) -> None:
+        """Gated DeltaNet mixer (ARCH_SPEC 6): advances the recurrent and conv state of each sequence's live row through its tokens
+        one by one, writing the state after a captured token into its cell, and adds the output to hidden."""
+
+    def attention_mixer(self, hidden: Array, layer: AttentionWeights, inputs: StepInputs, caches: Caches) -> None:
+        """Gated full attention (ARCH_SPEC 5): writes K and V of all tokens to pages first, then attends reading only pages."""
+
+    def dense_ffn(self, hidden: Array, layer: DenseFfnWeights, inputs: StepInputs) -> None:
+        """SwiGLU."""
+
+    def moe_ffn(self, hidden: Array, layer: MoeFfnWeights, inputs: StepInputs) -> None:
+        """Routed experts, summed in router-rank order, plus the optional gated shared expert (ARCH_SPEC 7)."""
+
+    def final_hidden(self, hidden: Array, norm: Array, epsilon: float, inputs: StepInputs, caches: Caches) -> None:
+        """norm(hidden) of the last token of each sequence into its live row, and of each captured token into its cell."""
+
+    def logits(self, out: Array, output: Weight, rows: NDArray[np.int32], caches: Caches) -> None:
+        """out[i] = output . (hidden row standing in live row rows[i]); out is [n, V] float32."""

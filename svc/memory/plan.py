@@ -1,0 +1,62 @@
+"""From budgets in bytes to counts of pages, rows and cells; refuses budgets that cannot work, saying what would fit."""
+
+from dataclasses import dataclass
+
+from svc.errors import MemoryBudgetError
+from svc.memory.layout import MemoryLayout
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Everything a backend has to allocate, and everything `memory/` hands out numbers of."""
+
+    layout: MemoryLayout
+    num_pages: int
+    num_rows: int  # seats: sequences that can be live at once
+    num_cells: int  # snapshots that can be kept
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.num_pages * self.layout.page_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        return self.num_rows * self.layout.state_bytes
+
+    @property
+    def snapshot_bytes(self) -> int:
+        return self.num_cells * self.layout.state_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        return self.kv_bytes + self.row_bytes + self.snapshot_bytes
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.num_pages * self.layout.page_tokens
+
+
+def plan_memory(layout: MemoryLayout, *, kv_bytes: int, snapshot_bytes: int, num_rows: int, context_tokens: int) -> MemoryPlan:
+    """Divides budgets (bytes) into whole pages and cells.
+
+    Raises MemoryBudgetError when the KV budget holds less than one page per seat or the snapshot budget less than one cell per
+    seat; the message gives the smallest budget that would do. A KV budget below `context_tokens` is allowed (prompts are then
+    bounded by the budget; the caller warns).
+    """
+    num_pages = kv_bytes // layout.page_bytes if layout.page_bytes else context_tokens * num_rows // layout.page_tokens
+    num_cells = snapshot_bytes // layout.state_bytes
+    if num_rows < 1:
+        raise MemoryBudgetError(f"max_seats is {num_rows}: at least one seat is needed")
+    if num_pages < 2 * num_rows:
+        need = 2 * num_rows * layout.page_bytes
+        raise MemoryBudgetError(
+            f"kv_bytes={kv_bytes} holds {num_pages} pages of {layout.page_bytes} bytes, "
+            f"too few for {num_rows} seats: give at least {need}, or fewer seats"
+        )
+    if num_cells < num_rows:
+        need = num_rows * layout.state_bytes
+        raise MemoryBudgetError(
+            f"snapshot_bytes={snapshot_bytes} holds {num_cells} snapshots of {layout.state_bytes} bytes, "
+            f"too few for {num_rows} seats: give at least {need}, or fewer seats"
+        )
+    return MemoryPlan(layout=layout, num_pages=num_pages, num_rows=num_rows, num_cells=num_cells)

@@ -1,0 +1,63 @@
+"""What a request's stream carries: token events, then exactly one end."""
+
+import enum
+from dataclasses import dataclass
+
+
+class FinishReason(enum.Enum):
+    """Why an answer ended."""
+
+    STOP = "stop"  # a stop token id, or on_token said so (stop string)
+    LENGTH = "length"  # max_tokens, or the context is full
+    CANCELLED = "cancelled"  # the client left
+    ERROR = "error"  # see Finished.error
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One token of the answer, in order. A stop token id is not sent; a token that completes a stop string is."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a request, exact: prompt_tokens - cached_tokens prompt tokens were truly evaluated for it."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds on the engine's clock: queued until seated, seated until the first token, first token until the end."""
+
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """Why tokens were evaluated: what matched, where it resumed, and the reason for the rest."""
+
+    matched_tokens: int  # longest prefix known to the tree when the request was first seated
+    resumed_at: int
+    reason: str  # "full", "no_match", "no_snapshot", "cache_off", "diverged", "joined", ... (slots/scheduler.py lists them)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of every stream."""
+
+    reason: FinishReason
+    usage: Usage
+    timing: Timing
+    cache: CacheReport
+    error: str | None = None
+
+
+Event = TokenEvent | Finished
