@@ -1,0 +1,299 @@
+"""The one table of settings, and the only reader of the environment.
+
+`Config` is the table: each field's type, default, range and help. TOML keys, `HEADRACE_*` variables and `--flags` are all
+derived from it, so that a setting has one name everywhere (`kv_bytes`, `HEADRACE_KV_BYTES`, `--kv-bytes`).
+Precedence: file < environment < flags.
+"""
+
+import difflib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol, get_args
+
+import msgspec
+from msgspec import Meta
+
+from svc.errors import ConfigError
+
+VARIABLE_PREFIX = "HEADRACE_"
+CONFIG_FILE_VARIABLE = "HEADRACE_CONFIG"
+SIZE = {"size": True}  # marks a field whose text form may be "4GiB"
+UNIT_BYTES = {
+    "": 1,
+    "B": 1,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
+
+PositiveSize = Annotated[int, Meta(ge=1)]
+AutoSize = PositiveSize | Literal["auto"]
+Kind = Literal["switch", "size", "integer", "number", "choice", "text"]
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every setting of a server. Sizes are bytes, times seconds unless the name ends in `_ms`."""
+
+    model: Annotated[
+        str | None,
+        Meta(description="GGUF file to serve; usually given as the MODEL argument", examples=["/srv/models/model.gguf"]),
+    ] = None
+    model_name: Annotated[
+        str | None,
+        Meta(description="name clients see in /v1/models and in answers; unset: the file's own name", examples=["my-model"]),
+    ] = None
+    strict_model_name: Annotated[
+        bool, Meta(description="answer 404 to a request that names another model, instead of serving it all the same")
+    ] = False
+    chat_template_file: Annotated[
+        str | None,
+        Meta(description="Jinja chat template to use instead of the one in the model file", examples=["/etc/headrace/chat.jinja"]),
+    ] = None
+
+    host: Annotated[str, Meta(description="address to listen on; 0.0.0.0 for every interface")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="TCP port to listen on; 0 takes a free one")] = 8080
+    max_body_bytes: Annotated[PositiveSize, Meta(description="largest request body taken", extra=SIZE)] = 64 * 2**20
+    keep_alive_s: Annotated[
+        float, Meta(gt=0, le=3600, description="seconds of silence in a stream after which a keep-alive comment is sent")
+    ] = 5.0
+    drain_s: Annotated[
+        float, Meta(ge=0, le=86400, description="seconds that running requests get to finish after SIGTERM or Ctrl-C")
+    ] = 30.0
+
+    device: Annotated[
+        Literal["auto", "cpu", "reference"],
+        Meta(description="what computes: cpu (C kernels), reference (numpy, slow, the oracle); auto: cpu where it was built"),
+    ] = "auto"
+    threads: Annotated[int, Meta(ge=0, le=1024, description="threads that compute; 0: all cores")] = 0
+    ctx: Annotated[
+        int, Meta(ge=0, le=2**24, description="longest sequence in tokens, prompt and answer together; 0: as the model was trained")
+    ] = 0
+    kv_type: Annotated[Literal["f16", "f32"], Meta(description="number format of keys and values in the KV pages")] = "f16"
+    page_tokens: Annotated[Literal[16, 32, 48, 64], Meta(description="tokens in one KV page")] = 32
+    kv_bytes: Annotated[AutoSize, Meta(description="memory for KV pages; auto: a share of what is free", extra=SIZE)] = "auto"
+    snapshot_bytes: Annotated[
+        AutoSize, Meta(description="memory for snapshots of recurrent state; auto: a share of what is free", extra=SIZE)
+    ] = "auto"
+    capture_every_tokens: Annotated[
+        int, Meta(ge=0, le=2**24, description="generated tokens between two snapshots inside an answer; 0: only at its end")
+    ] = 512
+
+    max_seats: Annotated[int, Meta(ge=1, le=1024, description="sequences computed at once")] = 8
+    max_queue: Annotated[int, Meta(ge=0, le=2**20, description="requests that may wait for a seat before new ones get a 429")] = 256
+    max_step_tokens: Annotated[int, Meta(ge=16, le=65536, description="most tokens evaluated in one step")] = 512
+    max_step_ms: Annotated[
+        float, Meta(gt=0, le=60000, description="milliseconds a step should take at most while others are streaming")
+    ] = 100.0
+
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="least severe messages logged")] = "info"
+    log_format: Annotated[
+        Literal["auto", "json", "console"], Meta(description="form of log lines; auto: console on a terminal, json otherwise")
+    ] = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row of the table, as the text sides (file, environment, command line, documentation) see it."""
+
+    key: str
+    default: Any
+    help: str
+    type: Any  # msgspec annotation, ranges included
+    kind: Kind
+    expected: str  # completes "must be ..."
+    example: str | None  # for options without a default
+
+    @property
+    def variable(self) -> str:
+        return VARIABLE_PREFIX + self.key.upper()
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.key.replace("_", "-")
+
+    @property
+    def default_text(self) -> str:
+        """The default as a person writes it; empty when there is none."""
+        if self.default is None:
+            return ""
+        if self.kind == "size":
+            return format_size(self.default)
+        if isinstance(self.default, bool):
+            return str(self.default).lower()
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration and what the operator should be told about it (one sentence each)."""
+
+    config: Config
+    warnings: tuple[str, ...]
+
+
+class ModelFacts(Protocol):
+    """What `inapplicable` looks at in a model's configuration."""
+
+    @property
+    def num_delta_layers(self) -> int: ...
+
+
+def load_config(
+    *, file: str | None = None, environ: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
+) -> Loaded:
+    """Merges file, environment and flags, later ones winning.
+
+    `file` is a TOML file's path (default: the variable HEADRACE_CONFIG), `environ` defaults to the process's own, `flags` maps
+    keys to text or to values of the right type. Raises ConfigError naming the source and the key.
+    """
+    variables = os.environ if environ is None else environ
+    path = file if file is not None else variables.get(CONFIG_FILE_VARIABLE) or None
+    values: dict[str, object] = {}
+    if path is not None:
+        values.update(_from_file(path))
+    values.update(_from_environment(variables))
+    for key, value in (flags or {}).items():
+        option = BY_KEY[key]
+        values[key] = _convert(option, value, "the MODEL argument" if key == "model" else option.flag, strict=False)
+    return Loaded(Config(**values), tuple(_unknown_variables(variables)))  # type: ignore[arg-type]
+
+
+def inapplicable(config: Config, model: ModelFacts, device: str) -> list[str]:
+    """Options that were changed from their default and do nothing here, one sentence each. `device` is the one chosen."""
+    sentences = []
+    if not model.num_delta_layers:
+        if config.snapshot_bytes != "auto":
+            sentences.append("snapshot_bytes holds only hidden rows: the model has no recurrent layers")
+        if config.capture_every_tokens != BY_KEY["capture_every_tokens"].default:
+            sentences.append("capture_every_tokens does nothing: the model has no recurrent layers and resumes anywhere")
+    if device == "reference" and config.threads:
+        sentences.append("threads does nothing on the reference device: numpy chooses its own")
+    return sentences
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "4GiB", "1.5 MiB", "500MB" or "1048576". Raises ValueError for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b|b|)", text.strip(), re.IGNORECASE | re.ASCII)
+    if match is None:
+        raise ValueError(f"{text!r} is not a size")
+    return int(float(match[1]) * UNIT_BYTES[match[2].upper()]) if "." in match[1] else int(match[1]) * UNIT_BYTES[match[2].upper()]
+
+
+def format_size(size: int | str) -> str:
+    """The shortest exact form that `parse_size` reads back: "64MiB", "1000"."""
+    if isinstance(size, str):
+        return size
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        count, rest = divmod(size, UNIT_BYTES[unit.upper()])
+        if count and not rest:
+            return f"{count}{unit}"
+    return str(size)
+
+
+def _from_file(path: str) -> dict[str, object]:
+    try:
+        with open(path, "rb") as file:
+            table = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration file {path} is not valid TOML: {error}") from None
+    for key in table:
+        if key not in BY_KEY:
+            raise ConfigError(f"{path}: unknown key {key!r}{_did_you_mean(key, list(BY_KEY))}")
+    return {key: _convert(BY_KEY[key], value, f"{path}: {key}", strict=True) for key, value in table.items()}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
+    """A variable that is set but empty counts as not set, as unit files and compose files like to do."""
+    return {
+        option.key: _convert(option, environ[option.variable], option.variable, strict=False)
+        for option in OPTIONS
+        if environ.get(option.variable)
+    }
+
+
+def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
+    known = {CONFIG_FILE_VARIABLE, *(option.variable for option in OPTIONS)}
+    for name in sorted(environ):
+        if name.startswith(VARIABLE_PREFIX) and name not in known:
+            yield f"the variable {name} is ignored: there is no such setting{_did_you_mean(name, sorted(known))}"
+
+
+def _did_you_mean(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _convert(option: Option, value: object, source: str, *, strict: bool) -> object:
+    """The value as the option's type; ConfigError "SOURCE must be EXPECTED, not VALUE".
+
+    `strict` is for typed sources (TOML), where `port = "8080"` is a mistake; text from the environment and flags is coerced.
+    """
+    try:
+        return _to_type(option, value, strict)
+    except (ValueError, msgspec.ValidationError):
+        shown = str(value).lower() if isinstance(value, bool) else repr(value)
+        raise ConfigError(f"{source} must be {option.expected}, not {shown}") from None
+
+
+def _to_type(option: Option, value: object, strict: bool) -> object:
+    if option.kind == "size" and isinstance(value, str) and value != "auto":
+        value = parse_size(value)
+    if option.kind == "switch" and isinstance(value, str) and not strict:
+        value = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(value.lower(), value)
+    if option.kind == "text" and value == "":
+        raise ValueError("empty")
+    converted = msgspec.convert(value, option.type, strict=strict)
+    if isinstance(converted, float) and not math.isfinite(converted):
+        raise ValueError("not finite")
+    return converted
+
+
+def _options() -> Iterator[Option]:
+    """The rows, read off the struct."""
+    hints = msgspec.inspect.type_info(Config)
+    assert isinstance(hints, msgspec.inspect.StructType)
+    annotations = Config.__annotations__
+    for field in hints.fields:
+        assert isinstance(field.type, msgspec.inspect.Metadata)
+        schema = field.type.extra_json_schema or {}
+        is_size = bool((field.type.extra or {}).get("size"))
+        kind, expected = _describe(field.type.type, annotations[field.name], is_size)
+        example = schema.get("examples", [None])[0]
+        yield Option(field.name, field.default, schema["description"], annotations[field.name], kind, expected, example)
+
+
+def _describe(kind: msgspec.inspect.Type, annotation: Any, is_size: bool) -> tuple[Kind, str]:
+    """(Option.kind, Option.expected) of a field's type."""
+    match kind:
+        case _ if is_size:
+            auto = isinstance(kind, msgspec.inspect.UnionType)
+            return "size", 'a size such as "4GiB", "512MiB" or a number of bytes' + (', or "auto"' if auto else "")
+        case msgspec.inspect.BoolType():
+            return "switch", "true or false"
+        case msgspec.inspect.LiteralType():
+            in_order = get_args(get_args(annotation)[0])  # the inspected type has its values sorted
+            return "choice", "one of " + ", ".join(map(str, in_order))
+        case msgspec.inspect.IntType(ge=low, le=high):
+            return "integer", f"a whole number from {low} to {high}"
+        case msgspec.inspect.FloatType(ge=low, gt=above, le=high):
+            return (
+                "number",
+                f"a number from {low:g} to {high:g}" if low is not None else f"a number above {above:g}, at most {high:g}",
+            )
+        case _:
+            return "text", "a text that is not empty"
+
+
+OPTIONS = tuple(_options())
+BY_KEY = {option.key: option for option in OPTIONS}
