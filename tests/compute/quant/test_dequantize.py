@@ -100,7 +100,7 @@ def test_a_result_is_a_new_array() -> None:
 
 def supported_by_the_oracle() -> Iterator[gguf.GGMLQuantizationType]:
     for kind in gguf.GGMLQuantizationType:
-        block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        _, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         try:
             quants.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
         except NotImplementedError:
