@@ -1,0 +1,86 @@
+# The words of this repository. Each sets up what it needs in .venv on its first use and is quick after that.
+
+.DEFAULT_GOAL := help
+.SUFFIXES:
+SHELL := /bin/bash
+
+MODEL ?= tests/data/gguf/tiny-qwen35-hd128-Q4_K_M.gguf
+PORT ?= 8080
+ARGS ?=
+PYTHON ?= python3
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# What an installation depends on: the metadata and whatever the package's build compiles.
+BUILD_INPUTS := pyproject.toml $(wildcard setup.py) $(shell find svc/compute/cpu -name '*.[ch]' 2>/dev/null)
+
+.PHONY: help
+help: ## list these words
+	@echo "make WORD [VARIABLE=value]:"
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' Makefile | expand -t 14
+
+.PHONY: serve
+serve: $(VENV)/.installed ## serve MODEL= (default: the bundled tiny model) on PORT=8080, with ARGS="--more flags"
+	@exec $(BIN)/headrace serve "$(MODEL)" --port "$(PORT)" $(ARGS)
+
+# Three steps rather than one recipe, so that `make --keep-going test` reports all of them.
+.PHONY: test lint types pytest
+test: lint types pytest ## ruff, mypy --strict and all tests but the slow ones (ARGS= goes to pytest)
+
+lint: $(VENV)/.installed-dev
+	@echo "== ruff"
+	@$(BIN)/ruff check .
+
+types: $(VENV)/.installed-dev
+	@echo "== mypy"
+	@$(BIN)/mypy
+
+pytest: $(VENV)/.installed-dev
+	@echo "== pytest"
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+.PHONY: check
+check: lint types ## ruff and mypy only
+
+.PHONY: fmt
+fmt: $(VENV)/.installed-dev ## format and repair what ruff can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+.PHONY: test-slow
+test-slow: $(VENV)/.installed-dev ## every test, the slow ones too (ARGS= goes to pytest)
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: bench
+bench: $(VENV)/.installed-dev ## run the benchmarks in tests/bench (ARGS= goes to each)
+	@for bench in $(wildcard tests/bench/bench_*.py); do echo "== $$bench"; $(BIN)/python "$$bench" $(ARGS) || exit 1; done
+
+.PHONY: kernels
+kernels: $(BIN)/python ## compile the C kernels again
+	@rm -f $(VENV)/.installed && $(MAKE) --no-print-directory $(VENV)/.installed
+
+.PHONY: smoke
+smoke: $(VENV)/.installed ## start a server, ask it for a completion, stop it
+	@MODEL="$(MODEL)" HEADRACE="$(BIN)/headrace" PYTHON="$(BIN)/python" ops/smoke.sh
+
+.PHONY: clean
+clean: ## remove everything that make made, .venv included
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find svc tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find svc -name '*.so' -type f -delete
+
+# ---- setting up ---------------------------------------------------------------------------------------------------------
+
+$(BIN)/python:
+	@PYTHON="$(PYTHON)" ops/make_venv.sh $(VENV)
+
+$(VENV)/.installed: $(BIN)/python $(BUILD_INPUTS)
+	@echo "installing headrace into $(VENV) (a minute or two the first time) ..."
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(BIN)/python $(BUILD_INPUTS)
+	@echo "installing headrace and its test tools into $(VENV) (a minute or two the first time) ..."
+	@$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/.installed
