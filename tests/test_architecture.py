@@ -1,0 +1,170 @@
+"""Who may import whom: the table of docs/architecture.md, held against the syntax trees of `svc/`."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LONGEST_FILE_LINES = 450
+
+# Each unit (a room or a top-level module; the longest matching name counts) and what it may import of svc. Everyone may import
+# config and errors, and a room may import itself.
+MAY_IMPORT = {
+    "svc.errors": (),
+    "svc.config": (),
+    "svc.log": (),
+    "svc.metrics": ("svc.slots", "svc.memory.stats"),
+    "svc.memory": (),
+    "svc.compute": ("svc.memory",),
+    # The contract with compute, types only: a step and what is sampled in it.
+    "svc.slots": ("svc.memory", "svc.compute.backend", "svc.compute.sampling.params"),
+    # A Request is made of these three; http never sees pages, cells or arrays.
+    "svc.http": ("svc.slots", "svc.memory.placement", "svc.compute.sampling.params", "svc.log", "svc.metrics"),
+    "svc.lifecycle": ("svc.slots", "svc.log"),
+    "svc.app": ("svc.http", "svc.slots", "svc.memory", "svc.compute", "svc.log", "svc.metrics", "svc.lifecycle"),
+    "svc.cli": ("svc.app", "svc.memory", "svc.compute", "svc.log"),
+}
+EVERYONE_MAY_IMPORT = ("svc.config", "svc.errors")
+
+# Third-party and standard modules that have one home.
+HOMES = {
+    "aiohttp": ("svc.http", "svc.app", "svc.lifecycle"),
+    "asyncio": ("svc.http", "svc.slots.engine", "svc.slots.stream", "svc.compute.worker", "svc.app", "svc.lifecycle", "svc.cli"),
+    "uvloop": ("svc.app", "svc.lifecycle", "svc.cli"),
+    "cupy": ("svc.compute.cuda",),
+    "ctypes": ("svc.compute.cpu", "svc.compute.cuda"),
+    "gguf": ("svc.compute.weights",),
+    "tokenizers": ("svc.http.text",),
+    "jinja2": ("svc.http.text",),
+    "prometheus_client": ("svc.metrics", "svc.http.endpoints.metrics"),
+}
+# Plain functions of their arguments: no clock, no waiting, no I/O. Then scheduling bugs are table tests.
+PURE = ("svc.memory", "svc.slots.scheduler")
+FORBIDDEN_IN_PURE = ("time", "datetime", "asyncio", "threading", "socket", "os", "io", "pathlib", "random", "numpy.random")
+ENVIRONMENT_NAMES = ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv")
+ENVIRONMENT_READER = "svc.config"
+
+
+def inside(module: str, unit: str) -> bool:
+    return module == unit or module.startswith(unit + ".")
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_modules(tree: ast.Module, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
+    """(line, absolute module) of every import, inside functions and `if TYPE_CHECKING` too.
+
+    `from package import name` gives `package.name`, as the name may be a module.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.split(".")
+                package = parts[: len(parts) - node.level + is_package]
+                base = ".".join([*package, *([base] if base else [])])
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def violations(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    """What is wrong with a file of `svc/`, one sentence each with its line."""
+    tree = ast.parse(source)
+    found = []
+    unit = max((name for name in MAY_IMPORT if inside(module, name)), key=len, default=None)
+    if unit is None and module != "svc":
+        return [f"{module} belongs to no room: give it a line in MAY_IMPORT"]
+    allowed = (*MAY_IMPORT.get(unit or "", ()), *EVERYONE_MAY_IMPORT, *([unit] if unit else []))
+    pure = any(inside(module, name) for name in PURE)
+    for line, name in imported_modules(tree, module, is_package):
+        if inside(name, "svc") and not any(inside(name, other) for other in allowed):
+            found.append(f"{module}:{line} may not import {name}")
+        for package, homes in HOMES.items():
+            if inside(name, package) and not any(inside(module, home) for home in homes):
+                found.append(f"{module}:{line} imports {package}, which lives in {', '.join(homes)}")
+        if pure and any(inside(name, other) for other in FORBIDDEN_IN_PURE):
+            found.append(f"{module}:{line} imports {name}, but must stay a plain function of its arguments")
+        if name.removeprefix("os.") in ENVIRONMENT_NAMES and name.startswith("os.") and module != ENVIRONMENT_READER:
+            found.append(f"{module}:{line} reads the environment: only {ENVIRONMENT_READER} does")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT_NAMES and module != ENVIRONMENT_READER:
+            found.append(f"{module}:{node.lineno} reads the environment: only {ENVIRONMENT_READER} does")
+        if pure and isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
+            found.append(f"{module}:{node.lineno} awaits, but must stay a plain function of its arguments")
+    return found
+
+
+def source_files() -> list[Path]:
+    return sorted((ROOT / "svc").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", source_files(), ids=module_name)
+def test_file_keeps_the_table(path: Path) -> None:
+    """A file imports only what its room may, and reads no environment."""
+    assert violations(path.read_text(), module_name(path), is_package=path.name == "__init__.py") == []
+
+
+@pytest.mark.parametrize("path", source_files(), ids=module_name)
+def test_file_is_a_chapter(path: Path) -> None:
+    """No file grows beyond what one reads in a sitting."""
+    assert len(path.read_text().splitlines()) <= LONGEST_FILE_LINES
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("svc.http.endpoints.chat", "from svc.memory.page_pool import PagePool"),
+        ("svc.http.endpoints.chat", "from svc.compute.backend import StepBatch"),
+        ("svc.http.endpoints.chat", "import svc.app"),
+        ("svc.slots.batch", "from svc.compute.runner import Runner"),
+        ("svc.slots.batch", "from svc.compute import runner"),
+        ("svc.slots.engine", "from svc.http.schema import ChatIn"),
+        ("svc.slots.engine", "def f():\n    from svc.http import schema"),
+        ("svc.slots.engine", "from ..http import schema"),
+        ("svc.memory.page_pool", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from svc.slots.request import Request"),
+        ("svc.memory.page_pool", "import numpy.random"),
+        ("svc.memory.page_pool", "from time import monotonic"),
+        ("svc.memory.page_pool", "async def f(): ..."),
+        ("svc.compute.runner", "from svc.slots.slot import Slot"),
+        ("svc.config", "from svc.memory.plan import plan_memory"),
+        ("svc.errors", "import svc.log"),
+        ("svc.slots.scheduler", "import asyncio"),
+        ("svc.slots.scheduler", "import time"),
+        ("svc.slots.admission", "import asyncio.queues"),
+        ("svc.slots.stream", "from aiohttp import web"),
+        ("svc.compute.runner", "import cupy as cp"),
+        ("svc.http.text.tokenizer", "from gguf import GGUFReader"),
+        ("svc.compute.cpu.loader", "import os\nlevel = os.environ.get('LEVEL')"),
+        ("svc.compute.cpu.loader", "from os import getenv"),
+        ("svc.compute.cpu.loader", "from os import environ as e"),
+        ("svc.newcomer", "x = 1"),
+        ("svc.log", "from svc.app import build"),
+    ],
+)
+def test_checker_sees_planted_violation(module: str, source: str) -> None:
+    """The checker itself: each of these breaks the table in one place."""
+    assert len(violations(source, module)) >= 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "is_package"),
+    [
+        ("svc.http.endpoints.chat", "import asyncio\nfrom aiohttp import web\nfrom svc.slots.request import Request", False),
+        ("svc.http", "from .text import tokenizer\nfrom . import routes", True),
+        ("svc.slots.batch", "from svc.compute.backend import StepBatch\nfrom svc.memory.plan import MemoryPlan", False),
+        ("svc.compute.runner", "from svc.memory.plan import MemoryPlan\nfrom .arch import model\nimport time", False),
+        ("svc.compute.worker", "import asyncio\nfrom ..errors import HeadraceError", False),
+        ("svc.memory.prefix_tree", "from .page_pool import PagePool\nimport numpy as np", False),
+        ("svc.config", "import os\nos.environ['X']", False),
+        ("svc.cli.serve", "from svc.app import run_server", False),
+    ],
+)
+def test_checker_accepts_what_the_table_allows(module: str, source: str, is_package: bool) -> None:
+    """The checker does not cry wolf."""
+    assert violations(source, module, is_package=is_package) == []
