@@ -1,0 +1,106 @@
+"""Who waits, in what order, and for whom: the waiting queue and joining on a prefix that another sequence is evaluating."""
+
+import bisect
+from collections.abc import Iterable, Iterator
+
+from svc.errors import QueueFullError
+from svc.memory.placement import Wanted, WantedKind
+from svc.memory.sequence_cache import ResumePoint, SequenceCache
+from svc.slots.request import JoinWait, Sequence
+from svc.slots.slot import Slot
+
+JOIN_MIN_TOKENS = 32  # waiting for a shorter common prefix saves less than it delays
+
+
+class WaitingQueue:
+    """Sequences without a seat, best rank first. Bounded for newcomers; preempted ones always come back. Owner: the scheduler."""
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+        self._sequences: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(list(self._sequences))
+
+    def check_room(self) -> None:
+        """Raises QueueFullError at the bound."""
+        if len(self._sequences) >= self._bound:
+            raise QueueFullError(
+                f"the queue is full: {len(self._sequences)} requests are waiting (max_queue={self._bound})", retry_after_s=2.0
+            )
+
+    def add(self, sequence: Sequence) -> None:
+        bisect.insort(self._sequences, sequence, key=lambda s: s.rank)
+
+    def remove(self, sequence: Sequence) -> None:
+        self._sequences.remove(sequence)
+
+
+def find_join(sequence: Sequence, resume: ResumePoint, seated: Iterable[Slot]) -> tuple[Slot, int] | None:
+    """The seated sequence whose coming capture saves `sequence` most, and where; None when nobody ahead helps.
+
+    The join point is the end of the common prefix, and must lie ahead of the leader: a state that has been passed is gone.
+    """
+    if not sequence.request.use_cache or sequence.generated:
+        return None
+    best: tuple[Slot, int] | None = None
+    for slot in seated:
+        if slot.cancelled:
+            continue
+        point = sequence.common_prefix(slot.sequence)
+        if point <= max(slot.position, resume.position, best[1] if best else 0):
+            continue
+        if point - resume.position >= JOIN_MIN_TOKENS or point == sequence.num_prompt:
+            best = (slot, point)
+    return best
+
+
+class JoinRoom:
+    """Waiters and their leaders. Owner: the scheduler. A waiter holds no seat and no page, only a pin on the capture it waits for."""
+
+    def __init__(self, cache: SequenceCache) -> None:
+        self._cache = cache
+        self._waiters: list[Sequence] = []
+
+    def wait(self, sequence: Sequence, leader: Slot, position: int) -> None:
+        """Lets `sequence` wait until `leader` has captured at `position`."""
+        self.forget(sequence)  # it may have waited for a shorter prefix before
+        sequence.join = JoinWait(leader.sequence, position)
+        sequence.joined = True
+        leader.want(Wanted(position, WantedKind.JOIN))
+        self._waiters.append(sequence)
+
+    def waiting(self, sequence: Sequence) -> bool:
+        """Whether its leader is still on the way."""
+        return sequence in self._waiters
+
+    def advanced(self, leader: Sequence, position: int) -> None:
+        """The leader's state up to `position` is committed: those who waited for no more go on, their capture pinned if it exists."""
+        for waiter in [w for w in self._waiters if w.join and w.join.leader is leader and w.join.position <= position]:
+            assert waiter.join is not None
+            waiter.join.pinned = self._cache.pin_at(waiter.tokens, waiter.join.position)
+            self._waiters.remove(waiter)
+
+    def left(self, leader: Sequence) -> None:
+        """The leader is gone (ended, preempted, failed): its waiters go on from the deepest snapshot there is."""
+        for waiter in [w for w in self._waiters if w.join and w.join.leader is leader]:
+            waiter.join = None
+            self._waiters.remove(waiter)
+
+    def forget(self, sequence: Sequence) -> None:
+        """A waiter has resumed, or is gone: its pin is given back."""
+        if sequence in self._waiters:
+            self._waiters.remove(sequence)
+        if sequence.join is not None and sequence.join.pinned is not None:
+            self._cache.unpin(sequence.join.pinned)
+        sequence.join = None
+
+    def release_pins(self, sequences: Iterable[Sequence]) -> bool:
+        """Gives back the pins of waiters that have not resumed yet (memory is short). Whether there were any."""
+        pinned = [s for s in sequences if s.join is not None and s.join.pinned is not None]
+        for sequence in pinned:
+            self.forget(sequence)
+        return bool(pinned)

@@ -1,0 +1,88 @@
+"""A step under construction: which seats take part, and the `StepBatch` that says so to the device."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from svc.compute.backend import Capture, PageCopy, Piece, RowCell, Sample, StepBatch
+from svc.memory.sequence_cache import SequenceCache
+from svc.memory.snapshot_ring import SnapshotRef
+from svc.slots.slot import Closing, Slot
+
+
+@dataclass(slots=True, eq=False)
+class PlannedPiece:
+    """One slot's share of the forward: its tokens [slot.position, end)."""
+
+    slot: Slot
+    end: int
+    captures: list[SnapshotRef]
+
+
+@dataclass(slots=True, eq=False)
+class StepPlan:
+    """A batch and what `commit` needs to know about it. Built by one `plan()` call, consumed by one `commit()` or `abort()`."""
+
+    pieces: list[PlannedPiece] = field(default_factory=list)
+    seated: list[Slot] = field(default_factory=list)  # slots in this step, with or without a piece
+    starting: list[Slot] = field(default_factory=list)
+    sampling: list[Slot] = field(default_factory=list)
+    saves: list[Closing] = field(default_factory=list)
+    num_decodes: int = 0
+    num_prefill: int = 0
+    batch: StepBatch = field(default_factory=StepBatch)
+
+    @property
+    def empty(self) -> bool:
+        return not (self.seated or self.saves)
+
+    def holds(self, slot: Slot) -> bool:
+        return slot in self.seated
+
+
+def build_batch(plan: StepPlan, cache: SequenceCache) -> StepBatch:
+    """The device work of a plan, in the order the contract fixes (compute/backend.py)."""
+    copies: list[PageCopy] = []
+    zero_rows: list[int] = []
+    restores: list[RowCell] = []
+    for slot in plan.seated:
+        copies += [PageCopy(source, target) for source, target in cache.take_copies(slot.lease)]
+    for slot in plan.starting:
+        cell = cache.start_cell(slot.lease)
+        if cell is None:
+            zero_rows.append(slot.lease.row)
+        else:
+            restores.append(RowCell(slot.lease.row, cell))
+    return StepBatch(
+        copies=copies,
+        saves=[RowCell(closing.lease.row, closing.ref.cell) for closing in plan.saves],
+        zero_rows=zero_rows,
+        restores=restores,
+        pieces=[_piece(planned) for planned in plan.pieces],
+        captures=[
+            Capture(index, cache.position(ref), ref.cell) for index, planned in enumerate(plan.pieces) for ref in planned.captures
+        ],
+        samples=[_sample(slot) for slot in plan.sampling],
+    )
+
+
+def _piece(planned: PlannedPiece) -> Piece:
+    slot = planned.slot
+    return Piece(
+        row=slot.lease.row,
+        start=slot.position,
+        tokens=np.array(slot.sequence.tokens[slot.position : planned.end], np.int32),
+        pages=slot.lease.table.array(planned.end),
+    )
+
+
+def _sample(slot: Slot) -> Sample:
+    sequence = slot.sequence
+    request = sequence.request
+    return Sample(
+        row=slot.lease.row,
+        position=len(sequence.tokens),
+        choice=request.choice,
+        params=request.params,
+        banned=request.banned,
+    )

@@ -1,0 +1,63 @@
+"""How many prompt tokens one step may carry, from how long steps have taken."""
+
+MIN_CHUNK_TOKENS = 16  # a prefill beside running streams always moves at least this much
+SMOOTHING = 0.25  # weight of the newest step in the moving average
+
+
+class ChunkBudget:
+    """Prefill tokens per step, so that a step with running streams takes about `max_step_s`; without streams, `max_tokens`.
+
+    Bits do not depend on chunking (cpu backend), so a clock may decide here. Owner: the scheduler.
+    """
+
+    def __init__(self, max_tokens: int, max_step_s: float) -> None:
+        self._max_tokens = max_tokens
+        self._max_step_s = max_step_s
+        self._token_s: float | None = None  # seconds per prefill token, moving average
+        self._decode_s = 0.0  # seconds of a step that only decodes
+
+    def tokens(self, num_decodes: int) -> int:
+        """Prefill tokens allowed beside `num_decodes` decoding sequences."""
+        room = max(1, self._max_tokens - num_decodes)
+        if num_decodes == 0:
+            return room
+        if self._token_s is None:
+            return min(room, MIN_CHUNK_TOKENS * 4)
+        fits = int((self._max_step_s - self._decode_s) / self._token_s)
+        return min(room, max(MIN_CHUNK_TOKENS, fits))
+
+    def observe(self, num_prefill: int, num_decodes: int, duration_s: float) -> None:
+        """Learns from a finished step."""
+        if num_prefill == 0:
+            if num_decodes:
+                self._decode_s += SMOOTHING * (duration_s - self._decode_s)
+            return
+        if num_prefill < MIN_CHUNK_TOKENS:
+            return  # a few tokens say more about the step's fixed cost than about a token's
+        token_s = max(duration_s - (self._decode_s if num_decodes else 0.0), 0.1 * duration_s) / num_prefill
+        self._token_s = token_s if self._token_s is None else self._token_s + SMOOTHING * (token_s - self._token_s)
+
+
+def share_prefill(remaining: list[int], budget: int) -> list[int]:
+    """Divides a step's prefill tokens among sequences given oldest first.
+
+    The oldest is sure of half, so nobody starves; the other half goes to the shortest first, so that a short prompt does not wait
+    behind a long one; what is left over goes to the oldest again, then in order.
+    """
+    shares = [0] * len(remaining)
+    if not remaining:
+        return shares
+    left = budget
+
+    def give(index: int, most: int) -> None:
+        nonlocal left
+        tokens = min(remaining[index] - shares[index], most, left)
+        shares[index] += tokens
+        left -= tokens
+
+    give(0, (budget + 1) // 2)
+    for index in sorted(range(1, len(remaining)), key=lambda i: remaining[i]):
+        give(index, left)
+    for index in range(len(remaining)):
+        give(index, left)
+    return shares

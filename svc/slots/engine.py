@@ -1,0 +1,209 @@
+"""The loop that turns plans into steps: plan -> (compute thread) run -> commit -> events into streams.
+
+Everything here runs on the event loop; only `worker.run` leaves it. The loop never waits for a reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from svc.compute.backend import StepBatch, StepResult
+from svc.errors import DrainingError
+from svc.memory.sequence_cache import SequenceCache
+from svc.slots.batch import StepPlan
+from svc.slots.events import CacheReport, Finished, FinishReason, Timing, Usage
+from svc.slots.request import Request, Sequence
+from svc.slots.scheduler import Emitted, Scheduler
+from svc.slots.stats import EngineStats, SlotView
+from svc.slots.stream import TokenStream
+
+MAX_FAILED_STEPS = 3  # in a row: then the device is taken to be broken
+
+
+class EngineState(enum.Enum):
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    FAILED = "failed"  # the device fails every step; nothing is accepted any more
+
+
+class Worker(Protocol):
+    """Runs one batch at a time off the loop (compute/worker.py)."""
+
+    async def run(self, batch: StepBatch) -> StepResult: ...
+
+
+class Engine:
+    """Owner of the step loop's task and of the open streams."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        worker: Worker,
+        cache: SequenceCache,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        on_finished: Callable[[Request, Finished], None] | None = None,
+        on_error: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        """`on_finished` is called once per request as it ends; `on_error` with each exception a step raised."""
+        self.state = EngineState.STARTING
+        self.last_progress_s = clock()
+        self.on_finished = on_finished
+        self.on_error = on_error
+        self._scheduler = scheduler
+        self._worker = worker
+        self._cache = cache
+        self._clock = clock
+        self._streams: dict[Sequence, TokenStream] = {}
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._task: asyncio.Task[None] | None = None
+        self._failed_steps = 0
+
+    # -- requests ---------------------------------------------------------------------------------------------------------------
+    @property
+    def context_tokens(self) -> int:
+        return self._scheduler.context_tokens
+
+    def validate(self, prompt_tokens: int, max_tokens: int | None) -> int:
+        """The number of tokens the answer may have. RequestError when the prompt does not fit the context."""
+        return self._scheduler.answer_tokens(prompt_tokens, max_tokens)
+
+    def submit(self, request: Request) -> TokenStream:
+        """Queues a request; its events come through the stream. Raises QueueFullError, DrainingError or RequestError."""
+        if self.state in (EngineState.DRAINING, EngineState.STOPPED):
+            raise DrainingError("the server is shutting down and takes no new requests")
+        if self.state is EngineState.FAILED:
+            raise DrainingError("the compute device has failed; the server needs a restart")
+        sequence = self._scheduler.submit(request, self._clock())
+        stream = TokenStream(request.id, lambda: self._cancel(sequence))
+        self._streams[sequence] = stream
+        self._idle.clear()
+        self._wake.set()
+        return stream
+
+    def _cancel(self, sequence: Sequence) -> None:
+        finished = self._scheduler.cancel(sequence, self._clock())
+        if finished is not None:
+            self._deliver([(sequence, finished)])
+        self._wake.set()  # its state may want saving
+
+    # -- loop -------------------------------------------------------------------------------------------------------------------
+    async def start(self) -> None:
+        assert self._task is None
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="engine")
+        self.state = EngineState.READY
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                self._wake.clear()
+                plan = self._scheduler.plan(self._clock())
+                if plan is None:
+                    self._note_idle()
+                    await self._wake.wait()
+                else:
+                    await self._step(plan)
+        except Exception as error:  # a bug of ours in plan or commit: say so to everybody who waits, and to the supervisor
+            self._fail(error)
+
+    async def _step(self, plan: StepPlan) -> None:
+        try:
+            result = await self._worker.run(plan.batch)
+        except Exception as error:  # the device failed: its requests end with an error, the server goes on
+            self._step_failed(error)
+            self._deliver(self._scheduler.abort(plan, f"the compute step failed: {error}", self._clock()))
+        else:
+            self._failed_steps = 0
+            self._deliver(self._scheduler.commit(plan, result, self._clock()))
+        self.last_progress_s = self._clock()
+
+    def _note_idle(self) -> None:
+        assert self._scheduler.idle, "nothing planned although requests wait"
+        self.last_progress_s = self._clock()
+        self._idle.set()
+
+    def _fail(self, error: Exception) -> None:
+        self.state = EngineState.FAILED
+        if self.on_error is not None:
+            self.on_error(error)
+        for stream in self._streams.values():
+            stream.push(failed_internally())
+        self._streams.clear()
+        self._idle.set()
+
+    def _step_failed(self, error: BaseException) -> None:
+        self._failed_steps += 1
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            self.state = EngineState.FAILED
+        if self.on_error is not None:
+            self.on_error(error)
+
+    def _deliver(self, emitted: Emitted) -> None:
+        for sequence, event in emitted:
+            self._streams[sequence].push(event)
+            if isinstance(event, Finished):
+                del self._streams[sequence]
+                if self.on_finished is not None:
+                    self.on_finished(sequence.request, event)
+
+    # -- shutdown ---------------------------------------------------------------------------------------------------------------
+    async def drain(self, deadline_s: float) -> None:
+        """Takes nothing new, lets what runs and waits finish for at most `deadline_s` seconds, cancels the rest."""
+        self.state = EngineState.DRAINING
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._idle.wait()
+        except TimeoutError:
+            for stream in list(self._streams.values()):
+                stream.cancel()
+            await self._idle.wait()
+
+    async def stop(self) -> None:
+        """Ends the loop. Requests still open are cancelled; call `drain` first to let them finish."""
+        self.state = EngineState.STOPPED
+        for stream in list(self._streams.values()):
+            stream.cancel()
+        if self._task is not None:
+            await self._idle.wait()
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    # -- views ------------------------------------------------------------------------------------------------------------------
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            num_running=len(self._scheduler.slots),
+            num_waiting=self._scheduler.num_waiting,
+            num_seats=self._cache.plan.num_rows,
+            counters=self._scheduler.counters,
+            cache=self._cache.stats(),
+        )
+
+    def slots(self) -> list[SlotView]:
+        return [
+            SlotView(
+                row=slot.lease.row,
+                request_id=slot.sequence.request.id,
+                state="decode" if slot.decoding else "prefill",
+                prompt_tokens=slot.sequence.num_prompt,
+                cached_tokens=slot.sequence.cached_tokens or 0,
+                position=slot.position,
+                generated=slot.sequence.generated,
+            )
+            for slot in self._scheduler.slots
+        ]
+
+
+def failed_internally() -> Finished:
+    """The end of a request whose counts are lost to a bug of ours."""
+    return Finished(FinishReason.ERROR, Usage(0, 0, 0), Timing(0, 0, 0), CacheReport(0, 0, ""), "internal error")

@@ -1,0 +1,394 @@
+"""What each step does: `plan()` decides, `commit()` accounts. Plain functions; time is an argument.
+
+Life of a sequence: waiting -> seated (a `Slot`: prefill, then decode) -> ended, or back to waiting when preempted. An ended seat
+whose state is worth keeping becomes a `Closing` until the next step has saved it.
+
+Owner of all sequences, slots and closings; the engine calls it from the event loop only. At most one plan is in flight.
+"""
+
+from svc.compute.backend import Sampled, StepResult
+from svc.errors import RequestError
+from svc.memory.placement import next_generated_capture, plan_captures
+from svc.memory.sequence_cache import ResumePoint, SequenceCache
+from svc.memory.snapshot_ring import SnapshotRef
+from svc.slots.admission import JoinRoom, WaitingQueue, find_join
+from svc.slots.batch import PlannedPiece, StepPlan, build_batch
+from svc.slots.budget import ChunkBudget, share_prefill
+from svc.slots.events import CacheReport, Event, Finished, FinishReason, Timing, TokenEvent, Usage
+from svc.slots.request import Request, Sequence
+from svc.slots.slot import Closing, Slot
+from svc.slots.stats import Counters
+
+Emitted = list[tuple[Sequence, Event]]
+
+
+class Scheduler:
+    """Continuous batching over one `SequenceCache`."""
+
+    def __init__(
+        self,
+        cache: SequenceCache,
+        *,
+        context_tokens: int,
+        budget: ChunkBudget,
+        max_queue: int = 256,
+        capture_every_tokens: int = 0,
+    ) -> None:
+        """`context_tokens`: most positions a sequence may evaluate. `capture_every_tokens`: 0 = no captures while generating."""
+        layout = cache.plan.layout
+        # One page of slack: a copied partial page stands beside its source for a moment.
+        self.context_tokens = min(context_tokens, cache.plan.kv_tokens - layout.page_tokens)
+        self.counters = Counters()
+        self._cache = cache
+        self._budget = budget
+        self._capture_every = capture_every_tokens
+        self._captures_per_prompt = max(4, cache.plan.num_cells // 2)
+        self._waiting = WaitingQueue(max_queue)
+        self._joins = JoinRoom(cache)
+        self._slots: list[Slot] = []  # by rank
+        self._closing: list[Closing] = []
+        self._in_flight: StepPlan | None = None
+        self._arrivals = 0
+
+    # -- asked from outside -----------------------------------------------------------------------------------------------------
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return tuple(self._slots)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing seated, nothing waiting, nothing to save."""
+        return not (self._slots or self._closing or len(self._waiting))
+
+    def answer_tokens(self, prompt_tokens: int, max_tokens: int | None) -> int:
+        """Tokens an answer to a prompt of that length may have, at most `max_tokens`. RequestError when the prompt does not fit.
+
+        The last token of an answer is never evaluated, so a prompt as long as the context still gets one.
+        """
+        if prompt_tokens == 0:
+            raise RequestError("the prompt is empty", param="prompt", code="invalid_prompt")
+        if prompt_tokens > self.context_tokens:
+            raise RequestError(
+                f"This model's maximum context length is {self.context_tokens} tokens, but the prompt has {prompt_tokens}",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        room = self.context_tokens - prompt_tokens + 1
+        return room if max_tokens is None else min(max_tokens, room)
+
+    def submit(self, request: Request, now: float) -> Sequence:
+        """Queues a request. Raises QueueFullError, or RequestError when it can never fit."""
+        self.answer_tokens(len(request.prompt), request.max_tokens)
+        self._waiting.check_room()
+        self._arrivals += 1
+        sequence = Sequence.of(request, self._arrivals, now)
+        self._waiting.add(sequence)
+        return sequence
+
+    def cancel(self, sequence: Sequence, now: float) -> Finished | None:
+        """Gives a request up, at any moment; None when it had ended. Its seat is free before the next step, its state is saved."""
+        if sequence.finished:
+            return None
+        finished = self._finished(sequence, FinishReason.CANCELLED, now)
+        slot = self._slot_of(sequence)
+        if slot is None:
+            self._waiting.remove(sequence)
+            self._joins.forget(sequence)
+        elif self._in_flight is not None and self._in_flight.holds(slot):
+            slot.cancelled = True  # commit() closes the seat: the device is writing its state
+        else:
+            self._close(slot, now, keep_state=True)
+        return finished
+
+    # -- plan -------------------------------------------------------------------------------------------------------------------
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step, or None when there is nothing to do."""
+        assert self._in_flight is None, "plan() while a step is in flight"
+        plan = StepPlan(saves=list(self._closing))
+        self._plan_decodes(plan, now)
+        self._admit(now)
+        self._plan_prefills(plan, now)
+        if plan.empty:
+            return None
+        plan.batch = build_batch(plan, self._cache)
+        self._in_flight = plan
+        return plan
+
+    def _plan_decodes(self, plan: StepPlan, now: float) -> None:
+        for slot in [s for s in self._slots if s.decoding]:
+            if slot in self._slots and self._make_room(slot, slot.position + 1, plan, now):
+                self._add_piece(plan, slot, 1, now)
+                plan.num_decodes += 1
+
+    def _plan_prefills(self, plan: StepPlan, now: float) -> None:
+        for slot in [s for s in self._slots if s.remaining == 0]:
+            self._seat_in(plan, slot)  # the whole prompt was known: it only samples
+        prefills = [s for s in self._slots if s.remaining and not s.decoding]
+        shares = share_prefill([s.remaining for s in prefills], self._budget.tokens(plan.num_decodes))
+        for slot, share in zip(prefills, shares, strict=True):
+            if share and slot in self._slots and self._make_room(slot, slot.position + share, plan, now):
+                self._add_piece(plan, slot, share, now)
+                plan.num_prefill += share
+
+    def _add_piece(self, plan: StepPlan, slot: Slot, num_tokens: int, now: float) -> None:
+        end = slot.position + num_tokens
+        positions = [wanted.position for wanted in slot.wanted if slot.position < wanted.position <= end]
+        if slot.decoding and next_generated_capture(slot.sequence.num_prompt, slot.position, self._capture_every) == end:
+            positions.append(end)
+        refs = [self._cache.reserve(slot.lease, slot.sequence.tokens, position, now) for position in positions]
+        slot.wanted = [wanted for wanted in slot.wanted if wanted.position > end]
+        plan.pieces.append(PlannedPiece(slot, end, [ref for ref in refs if ref is not None]))
+        self._seat_in(plan, slot, end)
+
+    def _seat_in(self, plan: StepPlan, slot: Slot, end: int | None = None) -> None:
+        plan.seated.append(slot)
+        if not slot.started:
+            plan.starting.append(slot)
+        complete = (slot.position if end is None else end) == len(slot.sequence.tokens)
+        if complete and slot.sequence.request.max_tokens > 0:
+            plan.sampling.append(slot)
+
+    def _make_room(self, slot: Slot, end: int, plan: StepPlan, now: float) -> bool:
+        """Pages for positions < end, preempting those of lower rank if need be. False: the slot itself was preempted or must wait."""
+        while not self._cache.extend(slot.lease, end, now):
+            victims = [s for s in self._slots if not plan.holds(s) and s.rank >= slot.rank]
+            victim = max(victims, key=lambda s: s.rank)
+            if victim is not slot:
+                self._preempt(victim, now)
+            elif self._joins.release_pins(self._waiting):
+                continue
+            else:
+                # Alone, with nothing being saved, every other page can be evicted, and context_tokens is less than all pages.
+                assert len(self._slots) > 1 or not plan.empty, f"no page for {slot!r}, alone on the device"
+                self._preempt(slot, now)
+                return False
+        return True
+
+    def _preempt(self, slot: Slot, now: float) -> None:
+        """Takes the seat away; the sequence comes back from its deepest resume point."""
+        self._slots.remove(slot)
+        self._joins.left(slot.sequence)
+        self._cache.close(slot.lease, slot.sequence.tokens, slot.position if slot.started else 0, now)
+        self._waiting.add(slot.sequence)
+        self.counters.preemptions += 1
+
+    # -- admission --------------------------------------------------------------------------------------------------------------
+    def _admit(self, now: float) -> None:
+        """Seats waiting sequences in order of rank while rows and pages last. Those that wait for a join hold nobody up."""
+        for sequence in self._waiting:
+            if len(self._slots) + len(self._closing) >= self._cache.plan.num_rows:
+                return
+            if self._joins.waiting(sequence):
+                continue
+            resume = self._resume_point(sequence, now)
+            join = find_join(sequence, resume, self._slots)
+            if join is not None:
+                self._joins.wait(sequence, *join)
+            elif self._waits_for_closing(sequence, resume):
+                continue
+            elif not (self._fits(sequence, resume) and self._seat(sequence, resume, now)):
+                return
+
+    def _resume_point(self, sequence: Sequence, now: float) -> ResumePoint:
+        if not sequence.request.use_cache and not sequence.generated:
+            return ResumePoint(0, None, 0)
+        return self._cache.match(sequence.tokens, now)
+
+    def _waits_for_closing(self, sequence: Sequence, resume: ResumePoint) -> bool:
+        """Whether a state saved in this very step would carry the sequence further than its resume point: it waits that one step."""
+        if not sequence.request.use_cache:
+            return False
+        return any(
+            resume.position < closing.position <= len(sequence.tokens)
+            and sequence.tokens[: closing.position] == closing.sequence.tokens[: closing.position]
+            for closing in self._closing
+        )
+
+    def _fits(self, sequence: Sequence, resume: ResumePoint) -> bool:
+        """Whether its known tokens find pages without preempting anybody, those already seated counted with all of theirs."""
+        if not self._slots:
+            return True
+        page_tokens = self._cache.plan.layout.page_tokens
+        promised = sum(-(-(slot.remaining + 1) // page_tokens) for slot in self._slots)
+        needed = -(-(len(sequence.tokens) + 1) // page_tokens) - resume.position // page_tokens
+        return needed + promised <= self._cache.free_pages_possible()
+
+    def _seat(self, sequence: Sequence, resume: ResumePoint, now: float) -> bool:
+        lease = self._cache.open(sequence.tokens, resume, now)
+        if lease is None:
+            return False
+        self._waiting.remove(sequence)
+        self._joins.forget(sequence)
+        slot = Slot(sequence, lease, lease.start)
+        branch = resume.matched_tokens if resume.matched_tokens > lease.start else None
+        slot.wanted = plan_captures(
+            len(sequence.tokens), lease.start, sequence.request.boundaries, branch, (), self._captures_per_prompt
+        )
+        self._slots.append(slot)
+        self._slots.sort(key=lambda s: s.rank)
+        self._account_seat(sequence, resume, lease.start, now)
+        return True
+
+    def _account_seat(self, sequence: Sequence, resume: ResumePoint, start: int, now: float) -> None:
+        known_prompt = min(start, sequence.num_prompt)
+        if sequence.cached_tokens is None:
+            sequence.seated_s = now
+            sequence.cached_tokens = known_prompt
+            sequence.matched_tokens = min(resume.matched_tokens, sequence.num_prompt)
+            sequence.resumed_at = start
+            sequence.reason = _reason(sequence, resume)
+        else:  # back after preemption: only what no seating evaluated counts as cached
+            sequence.cached_tokens = min(sequence.cached_tokens, known_prompt)
+
+    # -- commit -----------------------------------------------------------------------------------------------------------------
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> Emitted:
+        """Takes a finished step in: publishes what it captured, hands out its tokens, ends what has ended."""
+        self._land(plan)
+        self._count(plan, result)
+        for closing in plan.saves:
+            self._finish_save(closing, now)
+        sampled = dict(zip(plan.sampling, result.samples, strict=True))
+        poisoned = {slot for slot, sample in sampled.items() if sample.token < 0}
+        for piece in plan.pieces:
+            self._commit_piece(piece, now, publish=piece.slot not in poisoned)
+        emitted: Emitted = []
+        for slot in plan.seated:
+            emitted += self._commit_slot(slot, sampled.get(slot), now)
+        return emitted
+
+    def abort(self, plan: StepPlan, error: str, now: float) -> Emitted:
+        """The step failed on the device: everyone in it fails, and nothing that it was to write is kept."""
+        self._land(plan, started=False)
+        for closing in plan.saves:
+            self._closing.remove(closing)
+            self._cache.abandon(closing.ref)
+            self._cache.close(closing.lease, closing.sequence.tokens, 0, now)
+        for piece in plan.pieces:
+            for ref in piece.captures:
+                self._cache.abandon(ref)
+        emitted: Emitted = []
+        for slot in plan.seated:
+            if not slot.cancelled:
+                emitted.append((slot.sequence, self._finished(slot.sequence, FinishReason.ERROR, now, error)))
+            self._close(slot, now, keep_state=False)
+        return emitted
+
+    def _land(self, plan: StepPlan, *, started: bool = True) -> None:
+        assert plan is self._in_flight, "commit() of a step that is not in flight"
+        self._in_flight = None
+        for slot in plan.starting:
+            slot.started = started
+        for slot in plan.seated:
+            self._cache.started(slot.lease)
+
+    def _count(self, plan: StepPlan, result: StepResult) -> None:
+        self._budget.observe(plan.num_prefill, plan.num_decodes, result.duration_s)
+        self.counters.steps += 1
+        self.counters.prefill_tokens += plan.num_prefill
+        self.counters.decode_tokens += plan.num_decodes
+        self.counters.step_s += result.duration_s
+        self.counters.restores += len(plan.batch.restores)
+        self.counters.most_step_tokens = max(self.counters.most_step_tokens, plan.num_prefill + plan.num_decodes)
+
+    def _finish_save(self, closing: Closing, now: float) -> None:
+        self._closing.remove(closing)
+        self._cache.publish(closing.ref, closing.sequence.tokens, closing.lease, now)
+        self._cache.close(closing.lease, closing.sequence.tokens, closing.position, now)
+
+    def _commit_piece(self, piece: PlannedPiece, now: float, *, publish: bool) -> None:
+        slot = piece.slot
+        for ref in piece.captures:
+            if publish:
+                self._cache.publish(ref, slot.sequence.tokens, slot.lease, now)
+            else:
+                self._cache.abandon(ref)
+        slot.position = piece.end
+        self._joins.advanced(slot.sequence, slot.position)
+
+    def _commit_slot(self, slot: Slot, sampled: Sampled | None, now: float) -> Emitted:
+        sequence = slot.sequence
+        if slot.cancelled:  # its Finished went out when it was cancelled
+            self._close(slot, now, keep_state=sampled is None or sampled.token >= 0)
+            return []
+        if sampled is None:
+            if sequence.request.max_tokens == 0 and slot.remaining == 0:
+                return self._end(slot, FinishReason.LENGTH, now)
+            return []
+        if sampled.token < 0:
+            finished = self._finished(sequence, FinishReason.ERROR, now, "the model's output was not finite (NaN or infinity)")
+            self._close(slot, now, keep_state=False)
+            return [(sequence, finished)]
+        return self._take_token(slot, sampled, now)
+
+    def _take_token(self, slot: Slot, sampled: Sampled, now: float) -> Emitted:
+        sequence = slot.sequence
+        request = sequence.request
+        if sequence.first_token_s is None:
+            sequence.first_token_s = now
+        if sampled.token in request.stop_ids:
+            return self._end(slot, FinishReason.STOP, now)
+        sequence.tokens.append(sampled.token)
+        sequence.generated += 1
+        self.counters.generated_tokens += 1
+        emitted: Emitted = [(sequence, TokenEvent(sampled.token, sampled.logprob, sampled.top))]
+        if request.on_token is not None and request.on_token(sampled.token):
+            emitted += self._end(slot, FinishReason.STOP, now)
+        elif sequence.generated >= request.max_tokens or len(sequence.tokens) > self.context_tokens:
+            emitted += self._end(slot, FinishReason.LENGTH, now)
+        return emitted
+
+    # -- ends -------------------------------------------------------------------------------------------------------------------
+    def _end(self, slot: Slot, reason: FinishReason, now: float) -> Emitted:
+        finished = self._finished(slot.sequence, reason, now)
+        self._close(slot, now, keep_state=True)
+        return [(slot.sequence, finished)]
+
+    def _close(self, slot: Slot, now: float, *, keep_state: bool) -> None:
+        """Frees the seat: at once, or after the next step if its state goes into a snapshot."""
+        self._slots.remove(slot)
+        ref: SnapshotRef | None = None
+        if keep_state and slot.started and slot.position > slot.lease.start:
+            ref = self._cache.reserve(slot.lease, slot.sequence.tokens, slot.position, now)
+        self._joins.left(slot.sequence)
+        if ref is None:
+            valid = slot.position if slot.started and keep_state else 0
+            self._cache.close(slot.lease, slot.sequence.tokens, valid, now)
+        else:
+            self._closing.append(Closing(slot.sequence, slot.lease, slot.position, ref))
+
+    def _finished(self, sequence: Sequence, reason: FinishReason, now: float, error: str | None = None) -> Finished:
+        assert not sequence.finished
+        sequence.finished = True
+        cached = sequence.cached_tokens or 0
+        seated = now if sequence.seated_s is None else sequence.seated_s
+        first = now if sequence.first_token_s is None else sequence.first_token_s
+        self.counters.ended(reason, sequence.num_prompt, cached)
+        return Finished(
+            reason=reason,
+            usage=Usage(sequence.num_prompt, cached, sequence.generated),
+            timing=Timing(queue_s=seated - sequence.arrival_s, prefill_s=first - seated, decode_s=now - first),
+            cache=CacheReport(sequence.matched_tokens, sequence.resumed_at, sequence.reason),
+            error=error,
+        )
+
+    def _slot_of(self, sequence: Sequence) -> Slot | None:
+        return next((slot for slot in self._slots if slot.sequence is sequence), None)
+
+
+def _reason(sequence: Sequence, resume: ResumePoint) -> str:
+    """Why prompt tokens had to be evaluated, in one word."""
+    if not sequence.request.use_cache:
+        return "cache_off"
+    if resume.position >= sequence.num_prompt:
+        return "full"  # nothing was
+    if sequence.joined:
+        return "joined"
+    if resume.matched_tokens == 0:
+        return "no_match"
+    if resume.position < resume.matched_tokens:
+        return "no_snapshot"  # known text, but no state kept at its end
+    return "new_text"  # everything known was reused

@@ -1,0 +1,50 @@
+"""Counters of the scheduler and views of its seats: where things happen they are counted, `metrics.py` publishes them."""
+
+from dataclasses import dataclass, field
+
+from svc.memory.stats import CacheStats
+from svc.slots.events import FinishReason
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since start. Owner: the scheduler."""
+
+    steps: int = 0
+    step_s: float = 0.0  # seconds the device worked
+    prefill_tokens: int = 0  # evaluated
+    decode_tokens: int = 0  # evaluated
+    generated_tokens: int = 0
+    prompt_tokens: int = 0  # of ended requests
+    cached_tokens: int = 0  # of ended requests
+    preemptions: int = 0
+    restores: int = 0
+    most_step_tokens: int = 0
+    finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
+
+    def ended(self, reason: FinishReason, prompt_tokens: int, cached_tokens: int) -> None:
+        self.finished[reason] += 1
+        self.prompt_tokens += prompt_tokens
+        self.cached_tokens += cached_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """One seat as an operator sees it; no prompt text."""
+
+    row: int
+    request_id: str
+    state: str  # "prefill" or "decode"
+    prompt_tokens: int
+    cached_tokens: int
+    position: int
+    generated: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    num_running: int
+    num_waiting: int
+    num_seats: int
+    counters: Counters
+    cache: CacheStats

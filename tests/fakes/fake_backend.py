@@ -1,0 +1,104 @@
+"""A backend without arrays that remembers which token each page row, live row and snapshot cell really holds.
+
+Its "model" is a hash of the whole token prefix, so a wrong page, row, cell or position shows as an assertion at once, and every
+answer can be computed without it (`expected_answer`).
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+from svc.compute.backend import Sample, Sampled, StepBatch, StepResult
+from svc.compute.sampling.params import SamplingParams
+from svc.memory.plan import MemoryPlan
+
+VOCABULARY = 997
+
+
+def next_token(prefix: Sequence[int], params: SamplingParams, choice: int) -> int:
+    """The token this model answers after `prefix`: greedy ignores seed and choice, as a real one does."""
+    text = ",".join(map(str, prefix))
+    if params.temperature > 0:
+        text += f"|{params.seed}|{choice}|{len(prefix)}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest()) % VOCABULARY
+
+
+def expected_answer(prompt: Sequence[int], length: int, params: SamplingParams | None = None, choice: int = 0) -> list[int]:
+    """What an answer of `length` tokens must be, computed from the prompt alone."""
+    tokens = list(prompt)
+    for _ in range(length):
+        tokens.append(next_token(tokens, params or SamplingParams(temperature=0), choice))
+    return tokens[len(prompt) :]
+
+
+class FakeBackend:
+    """Implements compute.backend.Backend. `step_s` is what each step claims to have taken."""
+
+    name = "fake"
+
+    def __init__(self, plan: MemoryPlan, max_step_tokens: int = 64, step_s: float = 0.01) -> None:
+        self.plan = plan
+        self.max_step_tokens = max_step_tokens
+        self.step_s = step_s
+        self.pages: list[list[int | None]] = [[None] * plan.layout.page_tokens for _ in range(plan.num_pages)]
+        self.rows: list[tuple[int, ...] | None] = [None] * plan.num_rows
+        self.cells: list[tuple[int, ...] | None] = [None] * plan.num_cells
+        self.batches: list[StepBatch] = []
+        self.poisoned_rows: set[int] = set()  # rows whose next sample is not finite
+        self.fail_next: Exception | None = None
+
+    def run(self, batch: StepBatch) -> StepResult:
+        if self.fail_next is not None:
+            error, self.fail_next = self.fail_next, None
+            raise error
+        self.batches.append(batch)
+        assert batch.num_tokens <= self.max_step_tokens, f"{batch.num_tokens} tokens in one step"
+        for copy in batch.copies:
+            assert copy.source != copy.target
+            self.pages[copy.target] = list(self.pages[copy.source])
+        for save in batch.saves:
+            assert self.rows[save.row] is not None, f"row {save.row} saved while empty"
+            self.cells[save.cell] = self.rows[save.row]
+        for row in batch.zero_rows:
+            self.rows[row] = ()
+        for restore in batch.restores:
+            assert self.cells[restore.cell] is not None
+            self.rows[restore.row] = self.cells[restore.cell]
+        self._forward(batch)
+        captured = [save.cell for save in batch.saves] + [capture.cell for capture in batch.captures]
+        assert len(set(captured)) == len(captured)
+        return StepResult(tuple(self._sample(sample) for sample in batch.samples), tuple(captured), self.step_s)
+
+    def close(self) -> None:
+        pass
+
+    def _forward(self, batch: StepBatch) -> None:
+        rows = [piece.row for piece in batch.pieces]
+        assert len(set(rows)) == len(rows), "a row twice in one step"
+        written: set[tuple[int, int]] = set()
+        size = self.plan.layout.page_tokens
+        for index, piece in enumerate(batch.pieces):
+            state = self.rows[piece.row]
+            assert state is not None and len(state) == piece.start, f"row {piece.row} stands elsewhere than {piece.start}"
+            assert [self.pages[piece.pages[p // size]][p % size] for p in range(piece.start)] == list(state)
+            for offset, token in enumerate(piece.tokens.tolist()):
+                position = piece.start + offset
+                place = (int(piece.pages[position // size]), position % size)
+                assert place not in written, f"two sequences write page {place}"
+                written.add(place)
+                self.pages[place[0]][place[1]] = token
+                state = (*state, token)
+                for capture in batch.captures:
+                    if capture.piece == index and capture.position == position + 1:
+                        self.cells[capture.cell] = state
+            self.rows[piece.row] = state
+        for piece in batch.pieces:  # nobody's rows were overwritten by a neighbour
+            state = self.rows[piece.row]
+            assert [self.pages[piece.pages[p // size]][p % size] for p in range(piece.end)] == list(state or ())
+
+    def _sample(self, sample: Sample) -> Sampled:
+        state = self.rows[sample.row]
+        assert state is not None and len(state) == sample.position
+        if sample.row in self.poisoned_rows:
+            self.poisoned_rows.discard(sample.row)
+            return Sampled(-1)
+        return Sampled(next_token(state, sample.params, sample.choice), -1.0, ())
