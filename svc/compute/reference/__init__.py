@@ -1,0 +1,5 @@
+"""The operations in numpy, float32: the oracle of the other rooms."""
+
+from svc.compute.reference.ops import ReferenceOps
+
+__all__ = ["ReferenceOps"]

@@ -1,0 +1,76 @@
+"""WeightLoader: takes tensors out of a file by name and shape and hands them to a room of operations."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from svc.compute.weights.gguf_file import GgufTensor
+from svc.compute.weights.tensors import Shape, WeightSource
+from svc.errors import ModelFileError
+
+if TYPE_CHECKING:
+    from svc.compute.ops import Ops
+
+Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
+
+
+class WeightLoader:
+    """One load of one file into one room. Counts bytes for `progress`."""
+
+    def __init__(self, source: WeightSource, ops: "Ops", progress: Progress | None = None) -> None:
+        self.source = source
+        self._ops = ops
+        self._progress = progress
+        self._done_bytes = 0
+        self._total_bytes = sum(tensor.nbytes for tensor in source.file.tensors.values())
+
+    def matrix(self, name: str, *shape: int) -> Any:
+        """A weight [rows, columns] or [experts, rows, columns]."""
+        return self.prepare(self.source.take(name, shape))
+
+    def vector(self, name: str, shape: Shape) -> Any:
+        """A small float array of `shape`."""
+        return self._small(self.source.take(name, shape), shape)
+
+    def flat_vector(self, name: str, shape: Shape, alternative: Shape) -> Any:
+        """A small float array that files store in one of two shapes, given in the first."""
+        return self._small(self.source.take(name, [shape, alternative]), shape)
+
+    def prepare(self, tensor: GgufTensor) -> Any:
+        """A weight from a tensor taken already, whole or a part of one."""
+        weight = self._ops.weight(tensor)
+        self._count(tensor)
+        return weight
+
+    def finish(self) -> None:
+        """Says that all bytes are done: what nobody takes is not loaded but is no longer waited for either."""
+        if self._progress:
+            self._progress(self._total_bytes, self._total_bytes)
+
+    def refuse(self, name: str, reason: str) -> ModelFileError:
+        return ModelFileError(f"{self.source.file.path}: the tensor {name} {reason}")
+
+    def _small(self, tensor: GgufTensor, shape: Shape) -> Any:
+        self._count(tensor)
+        return self._ops.vector(tensor.dequantize().reshape(shape))
+
+    def _count(self, tensor: GgufTensor) -> None:
+        self._done_bytes += tensor.nbytes
+        if self._progress:
+            self._progress(self._done_bytes, self._total_bytes)
+
+
+def row_slice(tensor: GgufTensor, start: int, stop: int) -> GgufTensor:
+    """Rows [start, stop) of a matrix, or of every matrix of a stack (which then is strided along its first axis). A view."""
+    return _part(tensor, tensor.data[..., start:stop, :], f"{start}:{stop}")
+
+
+def row_gather(tensor: GgufTensor, rows: NDArray[np.intp], part: str) -> GgufTensor:
+    """The given rows of a matrix, in that order; `part` says in the name what they are. A copy, in the file's type."""
+    return _part(tensor, tensor.data[rows], part)
+
+
+def _part(tensor: GgufTensor, data: NDArray[np.uint8], part: str) -> GgufTensor:
+    return GgufTensor(f"{tensor.name}[{part}]", (*data.shape[:-1], tensor.shape[-1]), tensor.type, data)

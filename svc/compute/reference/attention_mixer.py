@@ -1,0 +1,77 @@
+"""Gated full attention (ARCH_SPEC 5), token by token, reading keys and values from pages only.
+
+    Q = W_q x -> per head D of q, then (gated) D of the gate;  k = W_k x;  v = W_v x
+    q = rope(norm(q)), k = rope(norm(k))                     norm per head, before the rotation
+    o = softmax( q k^T / sqrt(D) ) v                         over positions 0 .. own; query head h reads KV head h // (H / H_kv)
+    hidden += W_o ( o * sigmoid(gate) )                      without the gate where the architecture has none
+
+The rotation turns dimension j with j + R / 2 (R = rotary_dims) by position * base^(-2 j / R); dimensions from R on stay.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from svc.compute.layers.attention import AttentionWeights
+from svc.compute.reference.caches import ReferenceCaches
+from svc.compute.reference.math import Float32, rms_norm, sigmoid, softmax
+from svc.compute.step_inputs import StepInputs
+
+
+def attention_mixer(hidden: Float32, layer: AttentionWeights, inputs: StepInputs, caches: ReferenceCaches) -> None:
+    x = rms_norm(hidden, layer.input_norm, layer.epsilon)
+    parts = layer.query.dot(x).reshape(len(x), layer.num_heads, -1)
+    query, gate = parts[..., : layer.head_dim], parts[..., layer.head_dim :]
+    key = layer.key.dot(x).reshape(-1, layer.num_kv_heads, layer.head_dim)
+    value = layer.value.dot(x).reshape(-1, layer.num_kv_heads, layer.head_dim)
+
+    query = rotate(rms_norm(query, layer.query_norm, layer.epsilon), inputs)
+    key = rotate(rms_norm(key, layer.key_norm, layer.epsilon), inputs)
+    _write_pages(key, value, layer, inputs, caches)
+    attended = _attend(query, layer, inputs, caches)
+    if layer.gated:
+        attended *= sigmoid(gate)
+    hidden += layer.output.dot(attended.reshape(len(x), -1))
+
+
+def rotate(x: Float32, inputs: StepInputs) -> Float32:
+    """Turns the first R dimensions of each head of x [T, heads, D]."""
+    half = inputs.rope_cos.shape[1]
+    cos, sin = inputs.rope_cos[:, None, :], inputs.rope_sin[:, None, :]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+
+
+def _write_pages(key: Float32, value: Float32, layer: AttentionWeights, inputs: StepInputs, caches: ReferenceCaches) -> None:
+    sequence_of = np.repeat(np.arange(inputs.num_sequences), np.diff(inputs.cu_seqlens))
+    page, slot = np.divmod(inputs.positions, caches.plan.layout.page_tokens)
+    pages = inputs.block_table[sequence_of, page]
+    # The two index arrays stand around a slice, so numpy puts the token axis first: [T, H_kv, D].
+    caches.keys(layer.index)[pages, :, slot] = key
+    caches.values(layer.index)[pages, :, slot] = value
+
+
+def _attend(query: Float32, layer: AttentionWeights, inputs: StepInputs, caches: ReferenceCaches) -> Float32:
+    """[T, H, D] -> [T, H, D]. Positions after a token's own are never touched, whatever stands there."""
+    scale = np.float32(1 / np.sqrt(layer.head_dim))
+    grouped = query.reshape(len(query), layer.num_kv_heads, -1, layer.head_dim)
+    out = np.empty_like(grouped)
+    for sequence in range(inputs.num_sequences):
+        start, end = inputs.cu_seqlens[sequence : sequence + 2]
+        num_positions = int(inputs.positions[end - 1]) + 1
+        keys = _context(caches, caches.keys(layer.index), sequence, num_positions, inputs)
+        values = _context(caches, caches.values(layer.index), sequence, num_positions, inputs)
+        for t in range(start, end):
+            seen = int(inputs.positions[t]) + 1
+            scores = grouped[t] @ keys[:, :seen].swapaxes(1, 2) * scale  # [H_kv, H / H_kv, seen]
+            out[t] = softmax(scores) @ values[:, :seen]
+    return out.reshape(query.shape)
+
+
+def _context(
+    caches: ReferenceCaches, block: NDArray[np.floating], sequence: int, num_positions: int, inputs: StepInputs
+) -> Float32:
+    """One sequence's rows of a K or V block, in order of position: [H_kv, num_positions, D] float32."""
+    num_pages = -(-num_positions // caches.plan.layout.page_tokens)
+    pages = block[inputs.block_table[sequence, :num_pages]]  # [pages, H_kv, P, D]
+    rows = pages.swapaxes(0, 1).reshape(pages.shape[1], -1, pages.shape[3])
+    return rows[:, :num_positions].astype(np.float32)

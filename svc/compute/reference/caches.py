@@ -1,0 +1,75 @@
+"""Pages, live rows and snapshot cells as three numpy slabs, and the views into them that the mixers use.
+
+A recurrent state is kept as the formulas have it, S[k][v] per value head. Fresh memory is NaN: reading the unwritten shows.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from svc.compute.reference.math import Float32
+from svc.memory.plan import MemoryPlan
+
+KV_DTYPES: dict[str, type[np.floating]] = {"f32": np.float32, "f16": np.float16}
+STATE_ORDER = "kv"  # inner order of a head's recurrent state: key dimension, then value dimension
+
+
+class ReferenceCaches:
+    """Owner of the arrays of one MemoryPlan."""
+
+    def __init__(self, plan: MemoryPlan) -> None:
+        layout = plan.layout
+        self.plan = plan
+        self.kv: NDArray[np.floating] = np.full((plan.num_pages, layout.page_elements), np.nan, KV_DTYPES[layout.kv_type])
+        self.rows: Float32 = np.full((plan.num_rows, layout.state_elements), np.nan, np.float32)
+        self.cells: Float32 = np.full((plan.num_cells, layout.state_elements), np.nan, np.float32)
+
+    def keys(self, layer: int) -> NDArray[np.floating]:
+        """View [num_pages, H_kv, P, D] of an attention layer's keys."""
+        return self._kv_block(self.plan.layout.key_offset(layer))
+
+    def values(self, layer: int) -> NDArray[np.floating]:
+        layout = self.plan.layout
+        return self._kv_block(layout.key_offset(layer) + layout.kv_block_elements)
+
+    def recurrent(self, slab: Float32, layer: int) -> Float32:
+        """View [n, H_v, D_k, D_v] of a DeltaNet layer's states in `rows` or `cells`."""
+        layout = self.plan.layout
+        start = layout.recurrent_offset(layer)
+        states = slab[:, start : start + layout.recurrent_elements]
+        return states.reshape(-1, layout.num_value_heads, layout.key_dim, layout.value_dim, copy=False)
+
+    def conv(self, slab: Float32, layer: int) -> Float32:
+        """View [n, conv_rows, channels], raw rows before the convolution, oldest first."""
+        layout = self.plan.layout
+        start = layout.conv_offset(layer)
+        return slab[:, start : start + layout.conv_elements].reshape(-1, layout.conv_rows, layout.conv_channels, copy=False)
+
+    def hidden(self, slab: Float32) -> Float32:
+        """View [n, C] of the final hidden rows."""
+        return slab[:, self.plan.layout.hidden_offset :]
+
+    def _kv_block(self, start: int) -> NDArray[np.floating]:
+        layout = self.plan.layout
+        block = self.kv[:, start : start + layout.kv_block_elements]
+        return block.reshape(-1, layout.num_kv_heads, layout.page_tokens, layout.head_dim, copy=False)
+
+
+def copy_pages(caches: ReferenceCaches, pairs: NDArray[np.int32]) -> None:
+    """One after the other, so that a page may be a target and then a source."""
+    for source, target in pairs:
+        caches.kv[target] = caches.kv[source]
+
+
+def save_rows(caches: ReferenceCaches, pairs: NDArray[np.int32]) -> None:
+    for row, cell in pairs:
+        caches.cells[cell] = caches.rows[row]
+
+
+def restore_rows(caches: ReferenceCaches, pairs: NDArray[np.int32]) -> None:
+    for row, cell in pairs:
+        caches.rows[row] = caches.cells[cell]
+
+
+def zero_rows(caches: ReferenceCaches, rows: NDArray[np.int32]) -> None:
+    """By assignment: a NaN times zero would stay a NaN."""
+    caches.rows[rows] = 0.0

@@ -1,0 +1,21 @@
+"""From the residual stream to hidden rows, and from hidden rows to logits."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from svc.compute.reference.caches import ReferenceCaches
+from svc.compute.reference.math import Float32, rms_norm
+from svc.compute.reference.weights import ReferenceWeight
+from svc.compute.step_inputs import StepInputs
+
+
+def final_hidden(hidden: Float32, norm: Float32, epsilon: float, inputs: StepInputs, caches: ReferenceCaches) -> None:
+    """norm(hidden) of each sequence's last token into its live row, of each captured token into its cell."""
+    last = hidden[inputs.cu_seqlens[1:] - 1]
+    caches.hidden(caches.rows)[inputs.rows] = rms_norm(last, norm, epsilon)
+    caches.hidden(caches.cells)[inputs.capture_cells] = rms_norm(hidden[inputs.capture_tokens], norm, epsilon)
+
+
+def logits(out: Float32, output: ReferenceWeight, rows: NDArray[np.int32], caches: ReferenceCaches) -> None:
+    """out[i] = output . hidden row of live row rows[i]."""
+    out[:] = output.dot(caches.hidden(caches.rows)[rows])

@@ -1,0 +1,64 @@
+"""ReferenceOps: the operations in numpy float32, short and obvious. The oracle of the other rooms, and the room of last resort.
+
+It owes the other rooms a tolerance only: numpy's matrix products round differently for different numbers of rows.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from svc.compute.ops import Caches, Ops
+from svc.compute.reference import caches as cache_ops
+from svc.compute.reference.attention_mixer import attention_mixer
+from svc.compute.reference.caches import ReferenceCaches
+from svc.compute.reference.delta_mixer import delta_mixer
+from svc.compute.reference.dense_ffn import dense_ffn
+from svc.compute.reference.embed import embed
+from svc.compute.reference.logits import final_hidden, logits
+from svc.compute.reference.math import Float32
+from svc.compute.reference.moe_ffn import moe_ffn
+from svc.compute.reference.weights import DequantCache, ReferenceWeight, prepare
+from svc.compute.weights.gguf_file import GgufTensor
+from svc.memory.plan import MemoryPlan
+
+DEQUANT_CACHE_BYTES = 1 << 30
+
+
+class ReferenceOps:
+    """`Ops` in numpy: each operation is the function of the same name in the file of the same name."""
+
+    name = "reference"
+
+    def __init__(self, dequant_cache_bytes: int = DEQUANT_CACHE_BYTES) -> None:
+        """`dequant_cache_bytes`: how much of the weights may stay in memory as float32; the rest is dequantized at each use."""
+        self._dequant_cache = DequantCache(dequant_cache_bytes)
+
+    def weight(self, tensor: GgufTensor) -> ReferenceWeight | list[ReferenceWeight]:
+        return prepare(tensor, self._dequant_cache)
+
+    def vector(self, values: NDArray[np.float32]) -> Float32:
+        return np.ascontiguousarray(values, np.float32)
+
+    def empty(self, shape: tuple[int, ...]) -> Float32:
+        return np.full(shape, np.nan, np.float32)
+
+    def to_numpy(self, array: Float32) -> Float32:
+        return array
+
+    def caches(self, plan: MemoryPlan) -> ReferenceCaches:
+        return ReferenceCaches(plan)
+
+    copy_pages = staticmethod(cache_ops.copy_pages)
+    save_rows = staticmethod(cache_ops.save_rows)
+    restore_rows = staticmethod(cache_ops.restore_rows)
+    zero_rows = staticmethod(cache_ops.zero_rows)
+
+    embed = staticmethod(embed)
+    delta_mixer = staticmethod(delta_mixer)
+    attention_mixer = staticmethod(attention_mixer)
+    dense_ffn = staticmethod(dense_ffn)
+    moe_ffn = staticmethod(moe_ffn)
+    final_hidden = staticmethod(final_hidden)
+    logits = staticmethod(logits)
+
+
+__all__ = ["Caches", "Ops", "ReferenceOps"]
