@@ -16,7 +16,7 @@ from svc.compute.weights.metadata import TypedMetadata
 from svc.errors import ModelFileError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GgufTensor:
     """One tensor of a mapped file; nothing of it is in memory before it is touched.
 

@@ -45,6 +45,8 @@ NUMBERS: dict[int, np.dtype[Any]] = {
 }
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
+LEAST_KEY_BYTES = 8 + 4 + 1  # length of the name, type, a value of one byte
+LEAST_TENSOR_BYTES = 8 + 4 + 4 + 8  # length of the name, number of dimensions, type, offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def read_header(path: Path, data: mmap.mmap) -> Header:
     """Parse the header of the mapped file; ModelFileError naming the file and the key or tensor at fault."""
     cursor = _Cursor(path, data)
     version = _read_version(cursor)
-    num_tensors, num_keys = cursor.u64(), cursor.u64()
+    num_tensors, num_keys = cursor.count(LEAST_TENSOR_BYTES), cursor.count(LEAST_KEY_BYTES)
     metadata = _read_metadata(cursor, num_keys)
     entries = _read_entries(cursor, num_tensors)
     alignment = _alignment(path, metadata)
@@ -97,11 +99,21 @@ class _Cursor:
     def fail(self, problem: str) -> ModelFileError:
         return ModelFileError(f"{self.path}: {problem}")
 
+    def truncated(self) -> ModelFileError:
+        return self.fail(f"the file is truncated or damaged: it ends inside {self.inside}")
+
+    def count(self, least_bytes: int) -> int:
+        """A number of things that take `least_bytes` or more each; refused if the rest of the file is too small for them."""
+        number = self.u64()
+        if number * least_bytes > self.size - self.position:
+            raise self.truncated()
+        return number
+
     def advance(self, num_bytes: int) -> int:
         """Step over `num_bytes` and return where they start."""
         start = self.position
         if num_bytes > self.size - start:
-            raise self.fail(f"the file is truncated or damaged: it ends inside {self.inside}")
+            raise self.truncated()
         self.position = start + num_bytes
         return start
 
@@ -119,8 +131,11 @@ class _Cursor:
         return self.data[start : start + num_bytes]
 
     def name(self) -> str:
+        raw = self.raw_string()
+        if not raw:
+            raise self.fail(f"{self.inside} has no name; the file is damaged")
         try:
-            return self.raw_string().decode()
+            return raw.decode()
         except UnicodeDecodeError:
             raise self.fail(f"the name of {self.inside} is not valid UTF-8; the file is damaged") from None
 
@@ -132,15 +147,13 @@ class _Cursor:
             while len(found) < count:
                 start = position + 8
                 if start > size:
-                    break
+                    raise self.truncated()
                 position = start + unpack(data, position)[0]
                 if position > size:
-                    break
+                    raise self.truncated()
                 found.append(data[start:position].decode())
         except UnicodeDecodeError:
             raise self.fail(f"entry {len(found)} of {self.inside} is not valid UTF-8; the file is damaged") from None
-        if len(found) < count:
-            self.advance(size)
         self.position = position
         return found
 
@@ -187,12 +200,13 @@ def _read_value(cursor: _Cursor, type_id: int) -> Value:
 
 
 def _read_array(cursor: _Cursor) -> Value:
-    element_type, count = cursor.u32(), cursor.u64()
+    element_type = cursor.u32()
     if element_type == ARRAY:
         raise cursor.fail(f"{cursor.inside} is an array of arrays, which is not supported")
     if element_type == STRING:
-        return cursor.strings(count)
-    return cursor.numbers(_number_type(cursor, element_type), count)
+        return cursor.strings(cursor.count(U64.size))
+    dtype = _number_type(cursor, element_type)
+    return cursor.numbers(dtype, cursor.count(dtype.itemsize))
 
 
 def _number_type(cursor: _Cursor, type_id: int) -> np.dtype[Any]:
