@@ -1,0 +1,259 @@
+"""Text to token ids and back: byte-level BPE as the model file describes it.
+
+No Unicode normalisation: what is encoded is what was written, and decoding gives it back byte for byte.
+"""
+
+import asyncio
+import enum
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import tokenizers
+from tokenizers.models import BPE
+
+from svc.errors import ModelFileError, RequestError
+from svc.http.text.pretokenize import PATTERNS, byte_alphabet, pre_tokenizer
+from svc.http.text.unicode import well_formed
+
+_KEY = "tokenizer.ggml."
+_INLINE_CHARS = 1000  # about 0.6 ms of encoding: less than handing it to a thread and back is worth
+_END_TOKENS = ("<|im_end|>", "<|endoftext|>")  # end an answer whatever the file's eos_token_id says
+
+
+class TokenType(enum.IntEnum):
+    """Values of `tokenizer.ggml.token_type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+class Tokenizer:
+    """Immutable after construction. Build it with `from_metadata`.
+
+    `encode` looks for USER_DEFINED tokens (`<think>`) in any text; CONTROL tokens (`<|im_end|>`) only with `parse_special`.
+    """
+
+    def __init__(
+        self,
+        tokens: list[str],
+        types: list[int],
+        merges: list[tuple[str, str]],
+        pre: str,
+        *,
+        eos_ids: Iterable[int] = (),
+        eos_id: int | None = None,
+        bos_id: int | None = None,
+        pad_id: int | None = None,
+        add_bos: bool = False,
+    ) -> None:
+        self._tokens = tokens
+        self._types = types
+        self._ids = {text: i for i, text in reversed(list(enumerate(tokens)))}  # the first of equal texts counts
+        self._bytes = _token_bytes(tokens, types)
+        self.control_tokens: dict[str, int] = self._of_type(TokenType.CONTROL)
+        hidden = frozenset(self.control_tokens.values())
+        self._bytes_without_control = [b"" if i in hidden else shown for i, shown in enumerate(self._bytes)]
+        self.eos_id, self.bos_id, self.pad_id = eos_id, bos_id, pad_id
+        self.add_bos = add_bos and bos_id is not None  # whether a prompt begins with bos_id
+        known_ends = (self.control_tokens.get(text) for text in _END_TOKENS)
+        self.eos_ids: frozenset[int] = frozenset(eos_ids) | {i for i in known_ends if i is not None}
+        user_defined = self._of_type(TokenType.USER_DEFINED)
+        self._bpe = _bpe(self._ids, merges, pre, user_defined)
+        self._added = _any_of([*self.control_tokens, *user_defined])
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
+        """Build it from a GGUF file's metadata (arrays as lists or numpy arrays); ModelFileError names the key at fault."""
+        _expect(metadata, "model", ("gpt2",))
+        pre = _expect(metadata, "pre", tuple(PATTERNS))
+        tokens = _array(metadata, "tokens", str)
+        types = _array(metadata, "token_type", int)
+        if not tokens or len(types) != len(tokens):
+            raise ModelFileError(f"{_KEY}token_type has {len(types)} entries but {_KEY}tokens has {len(tokens)}")
+        special = {name: _token_id(metadata, f"{name}_token_id", len(tokens)) for name in ("eos", "eot", "bos", "padding")}
+        return cls(
+            tokens,
+            types,
+            _merges(metadata),
+            pre,
+            eos_ids=[i for name in ("eos", "eot") if (i := special[name]) is not None],
+            eos_id=special["eos"],
+            bos_id=special["bos"],
+            pad_id=special["padding"],
+            add_bos=bool(metadata.get(f"{_KEY}add_bos_token", False)),
+        )
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.num_tokens} tokens, {len(self.control_tokens)} control)"
+
+    @property
+    def num_tokens(self) -> int:
+        """Entries of the vocabulary, unused ones included: ids are 0..num_tokens-1."""
+        return len(self._tokens)
+
+    @property
+    def vocab_size(self) -> int:
+        """The same as `num_tokens`."""
+        return len(self._tokens)
+
+    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+        """Token ids of `text`, without BOS. Lone surrogates become U+FFFD. Holds the GIL: about 0.5 us a character."""
+        ids: list[int] = []
+        for piece in self._pieces(text, parse_special):
+            if isinstance(piece, int):
+                ids.append(piece)
+            else:
+                ids += self._encode_plain(piece)
+        return ids
+
+    async def encode_async(self, text: str, *, parse_special: bool) -> list[int]:
+        """`encode` for the event loop: long text is encoded in a thread that does not hold the GIL."""
+        return [i for part in await self.encode_pieces_async(self._pieces(text, parse_special)) for i in part]
+
+    async def encode_pieces_async(self, pieces: list[int | str]) -> list[list[int]]:
+        """Ids of each piece: a token id is itself, a text is encoded without control tokens."""
+        encoded: list[list[int]] = []
+        num_inline = 0
+        for piece in pieces:
+            if isinstance(piece, int):
+                encoded.append([piece])
+            elif len(piece) > _INLINE_CHARS:
+                result = await self._bpe.async_encode(well_formed(piece), add_special_tokens=False)
+                encoded.append(result.ids)
+            else:
+                encoded.append(self._encode_plain(piece))
+                num_inline += len(piece)
+                if num_inline > _INLINE_CHARS:  # many short pieces must not hold the loop either
+                    num_inline = 0
+                    await asyncio.sleep(0)
+        return encoded
+
+    def split_control(self, text: str) -> list[int | str]:
+        """Cut `text` at the control tokens spelled in it: their ids, and the non-empty texts between them, in order."""
+        pieces: list[int | str] = []
+        start = 0
+        for match in self._added.finditer(text) if self._added else ():
+            control = self.control_tokens.get(match.group())
+            if control is None:  # a user-defined token: stays text, but hides what overlaps it
+                continue
+            if match.start() > start:
+                pieces.append(text[start : match.start()])
+            pieces.append(control)
+            start = match.end()
+        if start < len(text):
+            pieces.append(text[start:])
+        return pieces
+
+    def decode(self, ids: Iterable[int], *, show_control: bool = True) -> str:
+        """The text of `ids`; bytes that are no UTF-8 become U+FFFD. RequestError for an id that is not in the vocabulary."""
+        parts = [self.token_bytes(i) for i in ids if show_control or not self.is_control(i)]
+        return b"".join(parts).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds to the text; empty for an unused one. RequestError for an id that is not in the vocabulary."""
+        return self._bytes[self._checked(token_id)]
+
+    def token_text(self, token_id: int) -> str:
+        """The token as the vocabulary spells it (bytes in the byte-level alphabet)."""
+        return self._tokens[self._checked(token_id)]
+
+    def token_id(self, text: str) -> int | None:
+        """The token spelled `text` in the vocabulary, or None."""
+        return self._ids.get(text)
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether it is of type CONTROL: structure, never shown as text. RequestError as in `token_bytes`."""
+        return self._types[self._checked(token_id)] == TokenType.CONTROL
+
+    def shown_bytes(self, *, show_control: bool) -> list[bytes]:
+        """`token_bytes` of every id as one list, control tokens empty unless `show_control`. Not to be changed."""
+        return self._bytes if show_control else self._bytes_without_control
+
+    def _pieces(self, text: str, parse_special: bool) -> list[int | str]:
+        return self.split_control(text) if parse_special else [text]
+
+    def _encode_plain(self, text: str) -> list[int]:
+        return self._bpe.encode(well_formed(text), add_special_tokens=False).ids
+
+    def _of_type(self, kind: TokenType) -> dict[str, int]:
+        return {text: i for i, text in enumerate(self._tokens) if self._types[i] == kind and text}
+
+    def _checked(self, token_id: int) -> int:
+        if 0 <= token_id < len(self._tokens):
+            return token_id
+        raise RequestError(f"token id {token_id} is not in the vocabulary of {len(self._tokens)} tokens")
+
+
+def _bpe(vocab: dict[str, int], merges: list[tuple[str, str]], pre: str, user: dict[str, int]) -> tokenizers.Tokenizer:
+    """The encoder without control tokens: those are cut out before, by `split_control`."""
+    try:
+        bpe = tokenizers.Tokenizer(BPE(vocab=vocab, merges=merges))
+    except Exception as error:  # the library raises bare Exception for a merge of unknown tokens
+        raise ModelFileError(f"{_KEY}merges does not fit {_KEY}tokens: {error}") from error
+    bpe.pre_tokenizer = pre_tokenizer(pre)
+    bpe.add_tokens([tokenizers.AddedToken(text, normalized=False, special=False) for text in user])
+    return bpe
+
+
+def _any_of(texts: list[str]) -> re.Pattern[str] | None:
+    """Matches the leftmost of `texts`, the longest of those that begin there."""
+    return re.compile("|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True))) if texts else None
+
+
+def _token_bytes(tokens: list[str], types: list[int]) -> list[bytes]:
+    latin1 = {ord(char): chr(byte) for char, byte in byte_alphabet().items()}
+    return [_bytes_of(text, kind, latin1) for text, kind in zip(tokens, types, strict=True)]
+
+
+def _bytes_of(text: str, kind: int, latin1: dict[int, str]) -> bytes:
+    if kind in (TokenType.UNUSED, TokenType.UNKNOWN):  # rows that only pad the vocabulary; no text encodes to them
+        return b""
+    if kind == TokenType.NORMAL:
+        try:
+            return text.translate(latin1).encode("latin-1")
+        except UnicodeEncodeError:
+            pass  # not spelled in the byte alphabet
+    byte = re.fullmatch("<0x([0-9A-Fa-f]{2})>", text) if kind == TokenType.BYTE else None
+    return bytes.fromhex(byte.group(1)) if byte else text.encode("utf-8", "replace")
+
+
+def _expect(metadata: Mapping[str, Any], name: str, supported: tuple[str, ...]) -> str:
+    value = metadata.get(_KEY + name)
+    if isinstance(value, str) and value in supported:
+        return value
+    found = "is missing" if value is None else f"is {value!r}, which is not supported"
+    raise ModelFileError(f"{_KEY}{name} {found} (supported: {', '.join(supported)})")
+
+
+def _array(metadata: Mapping[str, Any], name: str, kind: type) -> list[Any]:
+    value = metadata.get(_KEY + name)
+    if value is None:
+        raise ModelFileError(f"{_KEY}{name} is missing")
+    items = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(items, list | tuple) or not all(isinstance(item, kind) for item in items):
+        raise ModelFileError(f"{_KEY}{name} is not an array of {kind.__name__}")
+    return list(items)
+
+
+def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    pairs = []
+    for n, merge in enumerate(_array(metadata, "merges", str)):
+        left, space, right = merge.partition(" ")
+        if not (left and space and right):
+            raise ModelFileError(f"{_KEY}merges[{n}] is {merge!r}, not two tokens with a space between them")
+        pairs.append((left, right))
+    return pairs
+
+
+def _token_id(metadata: Mapping[str, Any], name: str, num_tokens: int) -> int | None:
+    value = metadata.get(_KEY + name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= int(value) < num_tokens:
+        raise ModelFileError(f"{_KEY}{name} is {value!r}, not a token of the vocabulary of {num_tokens}")
+    return int(value)
