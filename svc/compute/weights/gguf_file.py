@@ -47,15 +47,6 @@ class GgufTensor:
         """All values as a new float32 array of `shape`. For some rows only: `quant.dequantize(data[rows])`."""
         return self.quant.dequantize(self.data)
 
-    def with_rows(self, rows: slice | NDArray[np.integer]) -> "GgufTensor":
-        """The same tensor with only some rows (of each matrix, if it is a stack), to take fused matrices apart.
-
-        A slice stays a view of the file; row numbers, for interleaved rows, make a copy of the packed rows.
-        """
-        assert len(self.shape) >= 2, f"{self.name} is a vector"
-        data = self.data[..., rows, :]
-        return GgufTensor(self.name, (*self.shape[:-2], data.shape[-2], self.shape[-1]), self.type, data)
-
 
 class GgufFile(TypedMetadata):
     """An open model file.

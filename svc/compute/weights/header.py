@@ -44,6 +44,9 @@ NUMBERS: dict[int, np.dtype[Any]] = {
     12: np.dtype("<f8"),
 }
 MAX_DIMENSIONS = 4
+# Far above anything real. In a file of 100 GB a wrong length can be huge and still lie inside the file.
+MAX_STRING_BYTES = 1 << 26
+MAX_STRINGS = 1 << 24
 DEFAULT_ALIGNMENT = 32
 LEAST_KEY_BYTES = 8 + 4 + 1  # length of the name, type, a value of one byte
 LEAST_TENSOR_BYTES = 8 + 4 + 4 + 8  # length of the name, number of dimensions, type, offset
@@ -102,6 +105,9 @@ class _Cursor:
     def truncated(self) -> ModelFileError:
         return self.fail(f"the file is truncated or damaged: it ends inside {self.inside}")
 
+    def too_long(self) -> ModelFileError:
+        return self.fail(f"{self.inside} contains a string of more than {MAX_STRING_BYTES} bytes; the file is damaged")
+
     def count(self, least_bytes: int) -> int:
         """A number of things that take `least_bytes` or more each; refused if the rest of the file is too small for them."""
         number = self.u64()
@@ -128,6 +134,8 @@ class _Cursor:
     def raw_string(self) -> bytes:
         num_bytes = self.u64()
         start = self.advance(num_bytes)
+        if num_bytes > MAX_STRING_BYTES:
+            raise self.too_long()
         return self.data[start : start + num_bytes]
 
     def name(self) -> str:
@@ -143,6 +151,8 @@ class _Cursor:
         """The loop a large vocabulary spends its time in, hence without the methods above."""
         data, size, position, unpack = self.data, self.size, self.position, U64.unpack_from
         found: list[str] = []
+        if count > MAX_STRINGS:
+            raise self.fail(f"{self.inside} announces {count} strings; the file is damaged")
         try:
             while len(found) < count:
                 start = position + 8
@@ -151,6 +161,8 @@ class _Cursor:
                 position = start + unpack(data, position)[0]
                 if position > size:
                     raise self.truncated()
+                if position - start > MAX_STRING_BYTES:
+                    raise self.too_long()
                 found.append(data[start:position].decode())
         except UnicodeDecodeError:
             raise self.fail(f"entry {len(found)} of {self.inside} is not valid UTF-8; the file is damaged") from None
@@ -167,8 +179,9 @@ class _Cursor:
 
 
 def _read_version(cursor: _Cursor) -> int:
-    if cursor.size < 4 or cursor.data[cursor.advance(4) : 4] != b"GGUF":
+    if cursor.data[:4] != b"GGUF":
         raise cursor.fail("this is not a GGUF file (it does not begin with the letters GGUF)")
+    cursor.advance(4)
     version = cursor.u32()
     if version & 0xFFFF == 0 and version != 0:
         raise cursor.fail("this is a big-endian GGUF file; only little-endian files can be read")

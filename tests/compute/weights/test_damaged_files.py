@@ -195,6 +195,31 @@ def test_counts_that_lie(refused: Refused, count: int) -> None:
     assert "inside metadata key number 1 of 1" in refused(gguf_bytes([text + bytes(64)]))
 
 
+@pytest.mark.parametrize(
+    "lie",
+    [
+        key("liar", STRING, struct.pack("<Q", 1 << 33)),
+        key("liar", ARRAY, struct.pack("<IQ", STRING, 1 << 30)),
+        key("liar", ARRAY, struct.pack("<IQQ", STRING, 1, 1 << 33)),
+        struct.pack("<Q", 1 << 33),
+    ],
+)
+def test_lengths_that_lie_inside_a_large_file(tmp_path: Path, lie: bytes) -> None:
+    """In a file of 16 GiB (sparse) a wrong length need not reach the end; still nothing large is read."""
+    path = tmp_path / "large.gguf"
+    path.write_bytes(gguf_bytes([ARCHITECTURE, lie]))
+    os.truncate(path, 1 << 34)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ModelFileError, match=r"large\.gguf: (the metadata key liar|metadata key number 2 of 2) "):
+            GgufFile.open(path)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        path.unlink()
+    assert peak_bytes < 200_000
+
+
 def test_names_that_are_no_text(refused: Refused) -> None:
     """Keys, tensor names and vocabulary entries must be UTF-8, and the first two not empty; which one is not is said."""
     assert "metadata key number 2 of 2 has no name" in refused(gguf_bytes([ARCHITECTURE, key("", U32, bytes(4))]))

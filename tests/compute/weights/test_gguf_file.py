@@ -114,17 +114,6 @@ def test_views_show_the_written_values(toy: GgufFile) -> None:
     assert toy.tensors["vector"].shape == (4,)
 
 
-def test_with_rows_takes_a_fused_matrix_apart(toy: GgufFile) -> None:
-    """A slice of rows of every matrix of a stack is a view of the file; row numbers pick and reorder."""
-    cube = toy.tensors["cube"]
-    lower = cube.with_rows(slice(1, 3))
-    assert lower.shape == (2, 2, 4)
-    assert np.shares_memory(lower.data, cube.data)
-    np.testing.assert_array_equal(lower.dequantize(), np.arange(24).reshape(2, 3, 4)[:, 1:3])
-    picked = toy.tensors["halves"].with_rows(np.array([2, 0]))
-    np.testing.assert_array_equal(picked.dequantize(), [[8, 9, 10, 11], [0, 1, 2, 3]])
-
-
 def test_the_file_is_mapped_not_copied() -> None:
     """Opening a 10 MB model allocates a small part of that, and nothing can write to the weights."""
     tracemalloc.start()
