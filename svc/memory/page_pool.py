@@ -1,0 +1,135 @@
+"""KV pages as numbers: who holds each page, how many of its rows are sealed, who may write it, which are free.
+
+Owner of all page counts. A page has two kinds of references: *holds* (live leases, copies under way, pins) and *claims* (nodes
+of the prefix tree). A page with claims only is *cached*: eviction can give it back. With neither it is free.
+"""
+
+from collections.abc import Iterable
+
+NO_WRITER = -1
+
+
+class PagePool:
+    """`num_pages` pages of `page_tokens` rows each."""
+
+    def __init__(self, num_pages: int, page_tokens: int) -> None:
+        self.num_pages = num_pages
+        self.page_tokens = page_tokens
+        self.num_cached = 0  # pages with claims and no hold; kept as a count so that admission is O(1) (check() recounts)
+        self._free = list(range(num_pages - 1, -1, -1))
+        self._holds = [0] * num_pages
+        self._claims = [0] * num_pages
+        # Rows below this number are immutable until the page is free. It never falls while the page lives, even when the claim
+        # that set it goes: a lease that resumed behind that claim still reads those rows.
+        self._sealed_rows = [0] * num_pages
+        self._writer = [NO_WRITER] * num_pages
+
+    def __repr__(self) -> str:
+        return f"PagePool({self.num_free} free, {self.num_cached} cached of {self.num_pages})"
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_available(self) -> int:
+        """Free pages, and those that eviction can free."""
+        return len(self._free) + self.num_cached
+
+    def pages_for(self, end: int) -> int:
+        """How many pages cover positions [0, end)."""
+        return -(-end // self.page_tokens)
+
+    # -- holds ----------------------------------------------------------------------------------------------------------------
+    def allocate(self, writer: int) -> int:
+        """A free page, held once, with `writer` (a lease's serial) as its only writer."""
+        page = self._free.pop()
+        self._holds[page] = 1
+        self._writer[page] = writer
+        return page
+
+    def hold(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            if not self._holds[page]:
+                assert self._claims[page], f"page {page} is free and cannot be held"
+                self.num_cached -= 1
+            self._holds[page] += 1
+
+    def release(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            assert self._holds[page] > 0, f"page {page} is released more often than held"
+            self._holds[page] -= 1
+            if not self._holds[page]:
+                if self._claims[page]:
+                    self.num_cached += 1
+                else:
+                    self._set_free(page)
+
+    def is_held(self, page: int) -> bool:
+        return self._holds[page] > 0
+
+    # -- claims ---------------------------------------------------------------------------------------------------------------
+    def claim(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            assert self._holds[page] or self._claims[page], f"page {page} is free and cannot be claimed"
+            if not self._holds[page] and not self._claims[page]:
+                self.num_cached += 1
+            self._claims[page] += 1
+
+    def unclaim(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            assert self._claims[page] > 0, f"page {page} is unclaimed more often than claimed"
+            self._claims[page] -= 1
+            if not self._claims[page] and not self._holds[page]:
+                self.num_cached -= 1
+                self._set_free(page)
+
+    def seal(self, page: int, rows: int) -> None:
+        """Makes the first `rows` rows immutable."""
+        self._sealed_rows[page] = max(self._sealed_rows[page], rows)
+
+    def sealed_rows(self, page: int) -> int:
+        return self._sealed_rows[page]
+
+    # -- writers --------------------------------------------------------------------------------------------------------------
+    def writer(self, page: int) -> int:
+        return self._writer[page]
+
+    def can_take_over(self, page: int, row: int) -> bool:
+        """Whether a newcomer may write rows >= `row` in place: nobody else writes there and nothing beyond is sealed."""
+        return self._writer[page] == NO_WRITER and self._sealed_rows[page] <= row
+
+    def take_over(self, page: int, writer: int) -> None:
+        assert self._writer[page] == NO_WRITER, f"page {page} already has a writer"
+        self._writer[page] = writer
+
+    def stop_writing(self, page: int, writer: int) -> None:
+        if self._writer[page] == writer:
+            self._writer[page] = NO_WRITER
+
+    # -- checks ---------------------------------------------------------------------------------------------------------------
+    def check(self, holds: Iterable[int], claims: Iterable[int]) -> None:
+        """Compares the counts with what the holders say: every page once per reference, in any order."""
+        expected_holds, expected_claims = [0] * self.num_pages, [0] * self.num_pages
+        for page in holds:
+            expected_holds[page] += 1
+        for page in claims:
+            expected_claims[page] += 1
+        for page in range(self.num_pages):
+            held, claimed = self._holds[page], self._claims[page]
+            assert held == expected_holds[page], f"page {page}: {held} holds counted, {expected_holds[page]} holders"
+            assert claimed == expected_claims[page], f"page {page}: {claimed} claims counted, {expected_claims[page]} nodes"
+        free = set(self._free)
+        assert len(free) == len(self._free), "a page is in the free list twice"
+        unused = {page for page in range(self.num_pages) if not self._holds[page] and not self._claims[page]}
+        assert free == unused, f"free list and unused pages differ: {sorted(free ^ unused)[:8]}"
+        cached = sum(1 for page in range(self.num_pages) if self._claims[page] and not self._holds[page])
+        assert cached == self.num_cached, f"{self.num_cached} cached pages counted, {cached} found"
+        for page in free:
+            assert self._sealed_rows[page] == 0, f"free page {page} has sealed rows"
+            assert self._writer[page] == NO_WRITER, f"free page {page} has a writer"
+
+    def _set_free(self, page: int) -> None:
+        self._sealed_rows[page] = 0
+        self._writer[page] = NO_WRITER
+        self._free.append(page)
