@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "svc.errors": (),
     "svc.config": (),
     "svc.log": (),
+    "svc.machine": (),
     "svc.metrics": ("svc.slots", "svc.memory.stats"),
     "svc.memory": (),
     "svc.compute": ("svc.memory",),
@@ -23,8 +24,8 @@ MAY_IMPORT = {
     # A Request is made of these three; http never sees pages, cells or arrays.
     "svc.http": ("svc.slots", "svc.memory.placement", "svc.compute.sampling.params", "svc.log", "svc.metrics"),
     "svc.lifecycle": ("svc.slots", "svc.log"),
-    "svc.app": ("svc.http", "svc.slots", "svc.memory", "svc.compute", "svc.log", "svc.metrics", "svc.lifecycle"),
-    "svc.cli": ("svc.app", "svc.memory", "svc.compute", "svc.log"),
+    "svc.app": ("svc.http", "svc.slots", "svc.memory", "svc.compute", "svc.log", "svc.metrics", "svc.lifecycle", "svc.machine"),
+    "svc.cli": ("svc.app", "svc.memory", "svc.compute", "svc.log", "svc.machine"),
 }
 EVERYONE_MAY_IMPORT = ("svc.config", "svc.errors")
 

@@ -1,0 +1,255 @@
+"""`headrace inspect MODEL`: what a model file is, what a token and a snapshot cost, and what the budgets hold."""
+
+import argparse
+import math
+from typing import Any
+
+import msgspec
+
+from svc.cli.options import MEMORY_KEYS, add_options, load
+from svc.compute.model_config import ModelConfig
+from svc.compute.runner import open_model
+from svc.compute.weights.gguf_file import GgufFile
+from svc.config import Config
+from svc.errors import ConfigError
+from svc.machine import available_memory_bytes
+from svc.memory.auto_budget import resolve_budgets
+from svc.memory.plan import MemoryPlan, plan_memory
+
+CHAT_TEMPLATE_KEY = "tokenizer.chat_template"
+
+
+class FileReport(msgspec.Struct, frozen=True):
+    """The file as such. `quant_types` maps a type's name to its share of the tensors' bytes, largest first."""
+
+    path: str
+    size_bytes: int
+    gguf_version: int
+    num_tensors: int
+    num_parameters: int
+    quant_types: dict[str, float]
+    has_chat_template: bool
+
+
+class ModelReport(msgspec.Struct, frozen=True):
+    """Sizes of the network. Numbers of parts that it lacks are 0."""
+
+    name: str
+    architecture: str
+    num_layers: int
+    num_attention_layers: int
+    num_recurrent_layers: int
+    num_mtp_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_key_heads: int
+    num_value_heads: int
+    recurrent_head_dim: int
+    feed_forward_size: int
+    num_experts: int
+    num_experts_used: int
+    expert_size: int
+    shared_expert_size: int
+    vocab_size: int
+    pre_tokenizer: str | None
+    trained_context_tokens: int
+
+
+class MemoryReport(msgspec.Struct, frozen=True):
+    """What the caches cost and what the budgets hold, for the settings given."""
+
+    kv_type: str
+    kv_bytes_per_token: int
+    snapshot_bytes_each: int
+    snapshot_in_kv_tokens: int | None  # None where there are no KV pages
+    context_tokens: int
+    kv_bytes: int
+    page_tokens: int
+    num_pages: int
+    kv_tokens: int
+    snapshot_bytes: int
+    num_snapshots: int
+    num_seats: int
+    seat_bytes: int
+
+
+class Report(msgspec.Struct, frozen=True):
+    file: FileReport
+    model: ModelReport
+    memory: MemoryReport
+
+
+def add_command(commands: Any) -> None:
+    """`commands` is argparse's sub-parser action, which has no public type."""
+    parser = commands.add_parser(
+        "inspect",
+        help="say what a model file is and what fits into memory",
+        description="Say what a GGUF file is, what one token and one snapshot cost, and what the memory budgets hold.",
+        allow_abbrev=False,
+    )
+    add_options(parser, MEMORY_KEYS)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(namespace: argparse.Namespace) -> int:
+    config = load(namespace)
+    if config.model is None:
+        raise ConfigError("no model given: name a GGUF file (headrace inspect MODEL.gguf)")
+    report = inspect_model(config.model, config, available_memory_bytes())
+    print(msgspec.json.format(msgspec.json.encode(report)).decode() if namespace.json else render(report))
+    return 0
+
+
+def inspect_model(path: str, config: Config, available_bytes: int) -> Report:
+    """Reads the file's header; no weight is touched. `available_bytes` is what an automatic budget is a share of.
+
+    Raises ModelFileError and MemoryBudgetError.
+    """
+    file = GgufFile.open(path)
+    model, _ = open_model(file)
+    layout = model.memory_layout(config.page_tokens, config.kv_type)
+    context_tokens = config.ctx or model.context_length
+    kv_bytes, snapshot_bytes = resolve_budgets(
+        layout,
+        kv_bytes=None if config.kv_bytes == "auto" else config.kv_bytes,
+        snapshot_bytes=None if config.snapshot_bytes == "auto" else config.snapshot_bytes,
+        available_bytes=available_bytes - file.file_bytes,
+        num_rows=config.max_seats,
+        context_tokens=context_tokens,
+    )
+    plan = plan_memory(
+        layout, kv_bytes=kv_bytes, snapshot_bytes=snapshot_bytes, num_rows=config.max_seats, context_tokens=context_tokens
+    )
+    return Report(_file_report(file), _model_report(model, file), _memory_report(plan, context_tokens))
+
+
+def _file_report(file: GgufFile) -> FileReport:
+    sizes: dict[str, int] = {}
+    for tensor in file.tensors.values():
+        sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.nbytes
+    total = sum(sizes.values())
+    return FileReport(
+        path=str(file.path),
+        size_bytes=file.file_bytes,
+        gguf_version=file.version,
+        num_tensors=len(file.tensors),
+        num_parameters=sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
+        quant_types={kind: size / total for kind, size in sorted(sizes.items(), key=lambda item: -item[1])},
+        has_chat_template=CHAT_TEMPLATE_KEY in file.metadata,
+    )
+
+
+def _model_report(model: ModelConfig, file: GgufFile) -> ModelReport:
+    return ModelReport(
+        name=model.name,
+        architecture=model.architecture,
+        num_layers=model.num_layers,
+        num_attention_layers=model.num_attention_layers,
+        num_recurrent_layers=model.num_delta_layers,
+        num_mtp_layers=model.num_mtp_layers,
+        hidden_size=model.hidden_size,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        num_key_heads=model.num_key_heads,
+        num_value_heads=model.num_value_heads,
+        recurrent_head_dim=model.value_dim,
+        feed_forward_size=model.feed_forward_size,
+        num_experts=model.num_experts,
+        num_experts_used=model.num_experts_used,
+        expert_size=model.expert_size,
+        shared_expert_size=model.shared_expert_size,
+        vocab_size=model.vocab_size,
+        pre_tokenizer=file.get_str("tokenizer.ggml.pre", None),
+        trained_context_tokens=model.context_length,
+    )
+
+
+def _memory_report(plan: MemoryPlan, context_tokens: int) -> MemoryReport:
+    layout = plan.layout
+    per_token = layout.kv_bytes_per_token
+    return MemoryReport(
+        kv_type=layout.kv_type,
+        kv_bytes_per_token=per_token,
+        snapshot_bytes_each=layout.state_bytes,
+        snapshot_in_kv_tokens=round(layout.state_bytes / per_token) if per_token else None,
+        context_tokens=context_tokens,
+        kv_bytes=plan.kv_bytes,
+        page_tokens=layout.page_tokens,
+        num_pages=plan.num_pages,
+        kv_tokens=plan.kv_tokens,
+        snapshot_bytes=plan.snapshot_bytes,
+        num_snapshots=plan.num_cells,
+        num_seats=plan.num_rows,
+        seat_bytes=plan.row_bytes,
+    )
+
+
+def render(report: Report) -> str:
+    """The report for a person: aligned lines, no colour."""
+    file, memory = report.file, report.memory
+    shares = ", ".join(f"{kind} {_percent(share)}" for kind, share in file.quant_types.items())
+    rows = [
+        ("file", f"{file.path}: {_bytes(file.size_bytes)}, GGUF {file.gguf_version}, {file.num_tensors} tensors"),
+        ("weights", f"{_count(file.num_parameters)} parameters: {shares} of the bytes"),
+        *_model_rows(report.model),
+        ("chat template", "yes" if file.has_chat_template else "none in the file (give --chat-template-file)"),
+        ("", ""),
+        ("one token", f"{_bytes(memory.kv_bytes_per_token)} of KV ({memory.kv_type})"),
+        ("one snapshot", _snapshot(report)),
+        ("kv_bytes", f"{_bytes(memory.kv_bytes)}: {memory.num_pages} pages of {memory.page_tokens} = {memory.kv_tokens} tokens"),
+        ("snapshot_bytes", f"{_bytes(memory.snapshot_bytes)}: {memory.num_snapshots} snapshots"),
+        ("max_seats", f"{memory.num_seats} sequences at once, {_bytes(memory.seat_bytes)} of live state"),
+    ]
+    if memory.kv_tokens < memory.context_tokens:
+        rows.append(("note", f"the KV pages hold less than one sequence of {memory.context_tokens} tokens"))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows)
+
+
+def _model_rows(model: ModelReport) -> list[tuple[str, str]]:
+    layers = f"{model.num_layers}: {model.num_recurrent_layers} recurrent (Gated DeltaNet), {model.num_attention_layers} attention"
+    attention = f"{model.num_heads} heads of {model.head_dim}, {model.num_kv_heads} KV heads"
+    recurrent = f"{model.num_key_heads} key heads and {model.num_value_heads} value heads of {model.recurrent_head_dim}"
+    experts = f"{model.num_experts} experts of {model.expert_size}, {model.num_experts_used} used"
+    shared = f", a shared one of {model.shared_expert_size}" if model.shared_expert_size else ""
+    context = f"trained to {model.trained_context_tokens} tokens"
+    return [
+        ("model", f"{model.name} ({model.architecture}), hidden size {model.hidden_size}"),
+        ("layers", layers + (f", and {model.num_mtp_layers} for multi-token prediction" if model.num_mtp_layers else "")),
+        *([("attention", attention)] if model.num_attention_layers else []),
+        *([("recurrent", recurrent)] if model.num_recurrent_layers else []),
+        ("feed-forward", experts + shared if model.num_experts else f"dense, {model.feed_forward_size}"),
+        ("vocabulary", f"{model.vocab_size} tokens ({model.pre_tokenizer or 'pre-tokenizer not named'})"),
+        ("context", context),
+    ]
+
+
+def _snapshot(report: Report) -> str:
+    memory = report.memory
+    size = _bytes(memory.snapshot_bytes_each)
+    if not report.model.num_recurrent_layers:
+        return f"{size} (a hidden row: no recurrent layers)"
+    return size if memory.snapshot_in_kv_tokens is None else f"{size} (= KV of {memory.snapshot_in_kv_tokens} tokens)"
+
+
+def _bytes(size: int) -> str:
+    """For reading: three digits and a binary unit."""
+    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= scale:
+            return f"{size / scale:.{2 if size < 10 * scale else 1 if size < 100 * scale else 0}f} {unit}"
+    return f"{size} bytes"
+
+
+def _count(number: int) -> str:
+    for unit, scale in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= scale:
+            return f"{number / scale:.1f}{unit}"
+    return str(number)
+
+
+def _percent(share: float) -> str:
+    return "<1 %" if share < 0.01 else f"{100 * share:.0f} %"

@@ -1,0 +1,41 @@
+"""Command-line flags, generated from the table in `svc.config`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from svc.config import BY_KEY, CONFIG_FILE_VARIABLE, OPTIONS, Config, Option, load_config
+
+MEMORY_KEYS = ("ctx", "kv_type", "page_tokens", "kv_bytes", "snapshot_bytes", "max_seats")
+METAVARS = {"size": "SIZE", "integer": "N", "number": "X", "text": "TEXT"}
+
+
+def add_options(parser: argparse.ArgumentParser, keys: Sequence[str] | None = None) -> None:
+    """Adds MODEL, --config and a flag per option (all of them, or only `keys`). Nothing is converted here: `load` does."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=BY_KEY["model"].help.split(";")[0])
+    parser.add_argument(
+        "--config", metavar="FILE", help=f"TOML file of settings ({CONFIG_FILE_VARIABLE}); see ops/config/headrace.toml"
+    )
+    for option in OPTIONS:
+        if option.key != "model" and (keys is None or option.key in keys):
+            _add_flag(parser, option)
+
+
+def load(namespace: argparse.Namespace) -> Config:
+    """The merged configuration; warnings go to stderr. Raises ConfigError."""
+    given = {key: value for key, value in vars(namespace).items() if key in BY_KEY}
+    loaded = load_config(file=namespace.config, flags=given)
+    for warning in loaded.warnings:
+        print(f"headrace: warning: {warning}", file=sys.stderr)
+    return loaded.config
+
+
+def _add_flag(parser: argparse.ArgumentParser, option: Option) -> None:
+    """A flag that leaves no trace when it is not given, so that file and environment show through."""
+    default = f" (default: {option.default_text})" if option.default is not None else ""
+    text = (option.help + default).replace("%", "%%")
+    if option.kind == "switch":
+        parser.add_argument(option.flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+        return
+    metavar = METAVARS.get(option.kind) or "{" + option.expected.removeprefix("one of ").replace(", ", ",") + "}"
+    parser.add_argument(option.flag, metavar=metavar, default=argparse.SUPPRESS, help=text)

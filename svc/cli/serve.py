@@ -1,0 +1,31 @@
+"""`headrace serve [MODEL]`: loads a model and serves it until SIGTERM or Ctrl-C."""
+
+import argparse
+from typing import Any
+
+from svc.cli.options import add_options, load
+from svc.errors import ConfigError
+
+
+def add_command(commands: Any) -> None:
+    """`commands` is argparse's sub-parser action, which has no public type."""
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        description="Serve a GGUF model over HTTP (OpenAI-compatible, streaming) until SIGTERM or Ctrl-C.",
+        epilog="Every option can also stand in a TOML file (--config) or in the environment (--kv-bytes is HEADRACE_KV_BYTES); "
+        "flags win over the environment, the environment over the file.",
+        allow_abbrev=False,
+    )
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(namespace: argparse.Namespace) -> int:
+    config = load(namespace)
+    if config.model is None:
+        raise ConfigError("no model given: name a GGUF file (headrace serve MODEL.gguf, HEADRACE_MODEL or the key model)")
+    from svc.app import run_server  # the server's libraries are slow to import: only now
+
+    run_server(config)
+    return 0

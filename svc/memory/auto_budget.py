@@ -1,0 +1,51 @@
+"""Budgets for `kv_bytes = "auto"` and `snapshot_bytes = "auto"`: a share of the memory that is free, and no more than is useful."""
+
+from svc.errors import MemoryBudgetError
+from svc.memory.layout import MemoryLayout
+
+FREE_SHARE = 0.5  # of what is free after the weights: the rest is left to the system and to what runs beside us
+KV_SHARE = 0.6  # of that, where both budgets are auto and both are needed
+USEFUL_CONTEXTS_PER_SEAT = 4  # conversations kept whole for each one that is running
+USEFUL_CELLS_PER_SEAT = 64
+
+
+def resolve_budgets(
+    layout: MemoryLayout,
+    *,
+    kv_bytes: int | None,
+    snapshot_bytes: int | None,
+    available_bytes: int,
+    num_rows: int,
+    context_tokens: int,
+) -> tuple[int, int]:
+    """(kv_bytes, snapshot_bytes) for `plan_memory`. None asks for an automatic budget.
+
+    `available_bytes` is what the caches may use at most: free memory less the weights. An automatic budget is never below what
+    the seats need. Raises MemoryBudgetError when the sum, live rows included, is more than `available_bytes`.
+    """
+    row_bytes = num_rows * layout.state_bytes
+    smallest_kv, smallest_snapshots = 2 * num_rows * layout.page_bytes, num_rows * layout.state_bytes
+    pages_per_context = -(-context_tokens // layout.page_tokens)
+    useful_kv = USEFUL_CONTEXTS_PER_SEAT * num_rows * pages_per_context * layout.page_bytes
+    useful_snapshots = USEFUL_CELLS_PER_SEAT * num_rows * layout.state_bytes
+
+    share = int(FREE_SHARE * available_bytes) - row_bytes - (kv_bytes or 0) - (snapshot_bytes or 0)
+    if kv_bytes is None and snapshot_bytes is None:
+        # What one of the two cannot use goes to the other.
+        kv = min(useful_kv, max(int(KV_SHARE * share), share - useful_snapshots))
+        snapshots = min(useful_snapshots, share - kv)
+    else:
+        kv = min(useful_kv, share) if kv_bytes is None else kv_bytes
+        snapshots = min(useful_snapshots, share) if snapshot_bytes is None else snapshot_bytes
+    if kv_bytes is None:
+        kv = max(kv, smallest_kv)
+    if snapshot_bytes is None:
+        snapshots = max(snapshots, smallest_snapshots)
+
+    total = kv + snapshots + row_bytes
+    if total > available_bytes:
+        raise MemoryBudgetError(
+            f"{num_rows} seats with kv_bytes={kv} and snapshot_bytes={snapshots} need {total} bytes "
+            f"but {max(available_bytes, 0)} are free beside the weights: give smaller budgets or fewer seats"
+        )
+    return kv, snapshots
