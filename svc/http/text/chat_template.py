@@ -218,6 +218,8 @@ class _Conversation:
         tools: Sequence[Mapping[str, Any]] | None,
         kwargs: Mapping[str, Any] | None,
     ) -> "_Conversation":
+        if kwargs is not None and not isinstance(kwargs, Mapping):
+            raise RequestError("chat_template_kwargs must be an object", param="chat_template_kwargs")
         for name in kwargs or {}:
             if name in _RESERVED:
                 param = f"chat_template_kwargs.{name}"

@@ -119,9 +119,8 @@ def _part(part: Any, where: str) -> str:
     kind = part.get("type")
     key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if key is None:
-        raise RequestError(
-            f"{where} is of type {well_formed(str(kind))[:40]!r}, but this model reads text only", param=f"{where}.type"
-        )
+        found = "is missing" if kind is None else f"is {well_formed(str(kind))[:40]!r}"
+        raise RequestError(f"{where}.type {found}, but only text can be read here", param=f"{where}.type")
     text = part.get(key)
     if not isinstance(text, str):
         raise RequestError(f"{where}.{key} must be a string", param=f"{where}.{key}")
