@@ -1,0 +1,411 @@
+/* Gated full attention (ARCH_SPEC 5), one call per layer. Keys and values of all tokens go to the pages first; attention then reads
+ * only pages, so a result does not depend on which tokens share a step.
+ *
+ * The canonical order for a query at position p: absolute segments of 512 positions; in a segment absolute tiles of 16 keys, online
+ * softmax from tile to tile; segments are merged in rising order. Scores are canonical dot products over the head dimension, a value
+ * column sums keys in rising order. Positions beyond p are never read (fresh pages may hold NaN). */
+#include "lane_math.h"
+#include "matmul.h"
+
+#define TILE 16     /* keys; divides page_tokens */
+#define SEGMENT 512 /* positions */
+#define BLOCK 16    /* tokens whose queries share the loaded tiles */
+
+typedef struct { /* running softmax of one query: sum of weights and weighted values relative to `top` */
+    float top, weight;
+} softmax_state;
+
+typedef struct {
+    engine *e;
+    const attention_layer *l;
+    const step_inputs *in;
+    const caches *c;
+    const int32_t *sequence;
+    int query_width;        /* floats of a query head in `raw_query`: D, or 2 D with the gate */
+    size_t query_ld, kv_ld; /* row lengths of raw_query; of raw_key and raw_value */
+    size_t layer_offset;    /* of this layer's keys in a page, in elements */
+    size_t values_offset;   /* of the values behind them */
+    float *raw_query, *raw_key, *raw_value;
+    float *query;  /* [T][H][D] normed, rotated, scaled */
+    float *result; /* [T][H * D padded] */
+    size_t result_ld;
+    const struct block *blocks;
+    int num_segments;     /* > 1 when segments are separate tasks */
+    float *partial;       /* then [T][H][num_segments][D + 16]: values, then top and weight */
+} attention_job;
+
+struct block {
+    int sequence, first, count; /* tokens [first, first + count) of the step */
+};
+
+/* -- norm, rotation, pages ----------------------------------------------------------------------------------------------------- */
+
+static void rotate(const attention_job *j, int token, float *head) {
+    int pairs = j->l->rotary_dims / 2;
+    const float *cosine = j->in->rope_cos + (size_t)token * (size_t)j->in->rope_pairs;
+    const float *sine = j->in->rope_sin + (size_t)token * (size_t)j->in->rope_pairs;
+    for (int i = 0; i < pairs; i++) {
+        float a = head[i], b = head[i + pairs];
+        head[i] = a * cosine[i] - b * sine[i];
+        head[i + pairs] = b * cosine[i] + a * sine[i];
+    }
+}
+
+ALWAYS_INLINE size_t cache_row(const attention_job *j, int sequence, int position, int kv_head) {
+    int page = j->in->block_table[(size_t)sequence * (size_t)j->in->max_pages + (size_t)(position / j->c->page_tokens)];
+    size_t row = (size_t)kv_head * (size_t)j->c->page_tokens + (size_t)(position % j->c->page_tokens);
+    return (size_t)page * (size_t)j->c->page_elements + j->layer_offset + row * (size_t)j->l->head_dim;
+}
+
+static void write_row(const attention_job *j, size_t place, const float *values) {
+    int n = j->l->head_dim;
+    if (j->c->kv_is_half) {
+        uint16_t *target = (uint16_t *)j->c->kv + place;
+        for (int i = 0; i < n; i += LANES) {
+            v_store_half(target + i, v_load(values + i));
+        }
+    } else {
+        memcpy((float *)j->c->kv + place, values, (size_t)n * sizeof *values);
+    }
+}
+
+static void read_row(const attention_job *j, size_t place, float *values) {
+    int n = j->l->head_dim;
+    if (j->c->kv_is_half) {
+        const uint16_t *source = (const uint16_t *)j->c->kv + place;
+        for (int i = 0; i < n; i += LANES) {
+            v_store(values + i, v_load_half(source + i));
+        }
+    } else {
+        memcpy(values, (const float *)j->c->kv + place, (size_t)n * sizeof *values);
+    }
+}
+
+static void prepare_task(void *context, int token, int worker) {
+    const attention_job *j = context;
+    const attention_layer *l = j->l;
+    size_t dim = (size_t)l->head_dim;
+    float *buffer = j->e->scratch[worker];
+    f32x16 scale = v_set1(1.0f / sqrtf((float)l->head_dim));
+    for (int h = 0; h < l->num_heads; h++) {
+        float *query = j->query + ((size_t)token * (size_t)l->num_heads + (size_t)h) * dim;
+        rms_norm(j->raw_query + (size_t)token * j->query_ld + (size_t)(h * j->query_width), l->query_norm, l->epsilon, l->head_dim, query);
+        rotate(j, token, query);
+        for (size_t i = 0; i < dim; i += LANES) {
+            v_store(query + i, v_mul(v_load(query + i), scale));
+        }
+    }
+    for (int h = 0; h < l->num_kv_heads; h++) {
+        size_t place = cache_row(j, j->sequence[token], j->in->positions[token], h);
+        rms_norm(j->raw_key + (size_t)token * j->kv_ld + (size_t)h * dim, l->key_norm, l->epsilon, l->head_dim, buffer);
+        rotate(j, token, buffer);
+        write_row(j, place, buffer);
+        write_row(j, place + j->values_offset, j->raw_value + (size_t)token * j->kv_ld + (size_t)h * dim);
+    }
+}
+
+/* -- one query, one tile of keys ------------------------------------------------------------------------------------------------ */
+
+ALWAYS_INLINE f32x16 scores_of(int num_keys, const float *query, const float *keys, size_t dim) {
+    f32x16 sums[TILE];
+#pragma GCC unroll 16
+    for (int i = 0; i < TILE; i++) {
+        sums[i] = v_zero();
+    }
+    for (size_t d = 0; d < dim; d += LANES) {
+        f32x16 q = v_load(query + d);
+#pragma GCC unroll 16
+        for (int i = 0; i < num_keys; i++) {
+            sums[i] = v_madd(q, v_load(keys + (size_t)i * dim + d), sums[i]);
+        }
+    }
+    return v_sum16(sums);
+}
+
+#if LANES_AVX512
+static f32x16 full_tile_scores(const float *query, const float *keys, size_t dim) { return scores_of(TILE, query, keys, dim); }
+#else
+static f32x16 full_tile_scores(const float *query, const float *keys, size_t dim) { /* few registers: four keys at a time */
+    float scores[TILE];
+    for (size_t first = 0; first < TILE; first += 4) {
+        f32x16 a = v_zero(), b = v_zero(), c = v_zero(), e = v_zero();
+        const float *k = keys + first * dim;
+        for (size_t d = 0; d < dim; d += LANES) {
+            f32x16 q = v_load(query + d);
+            a = v_madd(q, v_load(k + d), a);
+            b = v_madd(q, v_load(k + dim + d), b);
+            c = v_madd(q, v_load(k + 2 * dim + d), c);
+            e = v_madd(q, v_load(k + 3 * dim + d), e);
+        }
+        scores[first] = v_sum(a), scores[first + 1] = v_sum(b), scores[first + 2] = v_sum(c), scores[first + 3] = v_sum(e);
+    }
+    return v_load(scores);
+}
+#endif
+
+ALWAYS_INLINE void add_values(int vectors, const float *weights, int num_keys, const float *values, size_t dim, f32x16 keep, float *sum) {
+    f32x16 total[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < vectors; i++) {
+        total[i] = v_mul(v_load(sum + i * LANES), keep);
+    }
+    for (int key = 0; key < num_keys; key++) {
+        f32x16 weight = v_set1(weights[key]);
+#pragma GCC unroll 4
+        for (int i = 0; i < vectors; i++) {
+            total[i] = v_madd(weight, v_load(values + (size_t)key * dim + i * LANES), total[i]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < vectors; i++) {
+        v_store(sum + i * LANES, total[i]);
+    }
+}
+
+static void attend_tile(const float *query, const float *keys, const float *values, int num_keys, size_t dim, softmax_state *state, float *sum) {
+    float scores[TILE], weights[TILE];
+    if (num_keys == TILE) {
+        v_store(scores, full_tile_scores(query, keys, dim));
+    } else {
+        for (int i = 0; i < TILE; i++) {
+            scores[i] = i < num_keys ? v_dot(query, keys + (size_t)i * dim, dim) : -INFINITY;
+        }
+    }
+    f32x16 score = v_load(scores);
+    float tile_top = v_hmax(score), top = tile_top > state->top ? tile_top : state->top;
+    f32x16 weight = v_exp(v_sub(score, v_set1(top))); /* zero where there is no key */
+    v_store(weights, weight);
+    float keep = exp_one(state->top - top);
+    state->weight = fmaf(state->weight, keep, v_sum(weight));
+    state->top = top;
+    size_t d = 0;
+    for (; d + 4 * LANES <= dim; d += 4 * LANES) {
+        add_values(4, weights, num_keys, values + d, dim, v_set1(keep), sum + d);
+    }
+    for (; d < dim; d += LANES) {
+        add_values(1, weights, num_keys, values + d, dim, v_set1(keep), sum + d);
+    }
+}
+
+/* Merges a later segment into what came before: total = total e^(top - new top) + segment e^(its top - new top). */
+static void merge(softmax_state *state, float *sum, const softmax_state *other, const float *other_sum, size_t dim) {
+    float top = other->top > state->top ? other->top : state->top;
+    float keep = exp_one(state->top - top), take = exp_one(other->top - top);
+    state->weight = fmaf(other->weight, take, state->weight * keep);
+    state->top = top;
+    for (size_t d = 0; d < dim; d += LANES) {
+        v_store(sum + d, v_madd(v_load(other_sum + d), v_set1(take), v_mul(v_load(sum + d), v_set1(keep))));
+    }
+}
+
+static const softmax_state nothing = {-INFINITY, 0.0f};
+
+/* Divides by the weights, applies the output gate and stores the head's result. */
+static void finish_query(const attention_job *j, int token, int head, const softmax_state *state, const float *sum) {
+    size_t dim = (size_t)j->l->head_dim;
+    float *out = j->result + (size_t)token * j->result_ld + (size_t)head * dim;
+    const float *gate = j->raw_query + (size_t)token * j->query_ld + (size_t)(head * j->query_width) + dim;
+    f32x16 weight = v_set1(state->weight);
+    for (size_t d = 0; d < dim; d += LANES) {
+        f32x16 value = v_div(v_load(sum + d), weight);
+        v_store(out + d, j->l->gated ? v_mul(value, v_sigmoid(v_load(gate + d))) : value);
+    }
+}
+
+/* -- a block of tokens x the query heads of one key head --------------------------------------------------------------------------- */
+
+typedef struct {
+    float *keys, *values;      /* [TILE][D] */
+    float *sums, *totals;      /* [BLOCK * group][D]: of this segment; of the segments before */
+    softmax_state *sum_states, *total_states;
+} block_scratch;
+
+static size_t block_scratch_floats(const attention_layer *l) {
+    size_t dim = (size_t)l->head_dim, queries = (size_t)BLOCK * (size_t)(l->num_heads / l->num_kv_heads);
+    return 2 * TILE * dim + 2 * queries * dim + 4 * queries;
+}
+
+static block_scratch carve(const attention_job *j, int worker) {
+    size_t dim = (size_t)j->l->head_dim, queries = (size_t)BLOCK * (size_t)(j->l->num_heads / j->l->num_kv_heads);
+    float *p = j->e->scratch[worker];
+    block_scratch s = {.keys = p, .values = p + TILE * dim, .sums = p + 2 * TILE * dim};
+    s.totals = s.sums + queries * dim;
+    s.sum_states = (softmax_state *)(s.totals + queries * dim);
+    s.total_states = s.sum_states + queries;
+    return s;
+}
+
+/* All queries of the block through the tiles of one segment; leaves sums and sum_states. */
+static void attend_segment(const attention_job *j, const struct block *b, int kv_head, int segment, const block_scratch *s) {
+    const attention_layer *l = j->l;
+    int group = l->num_heads / l->num_kv_heads, last = j->in->positions[b->first + b->count - 1];
+    size_t dim = (size_t)l->head_dim;
+    for (int q = 0; q < b->count * group; q++) {
+        s->sum_states[q] = nothing;
+        memset(s->sums + (size_t)q * dim, 0, dim * sizeof(float));
+    }
+    int end = min_int((segment + 1) * SEGMENT, last + 1);
+    for (int start = segment * SEGMENT; start < end; start += TILE) {
+        int present = min_int(TILE, end - start);
+        size_t place = cache_row(j, b->sequence, start, kv_head); /* a tile lies in one page, its rows one after the other */
+        for (int i = 0; i < present; i++) {
+            read_row(j, place + (size_t)i * dim, s->keys + (size_t)i * dim);
+            read_row(j, place + (size_t)i * dim + j->values_offset, s->values + (size_t)i * dim);
+        }
+        for (int q = 0; q < b->count * group; q++) {
+            int token = b->first + q / group, head = kv_head * group + q % group;
+            int num_keys = min_int(TILE, j->in->positions[token] - start + 1);
+            if (num_keys > 0) {
+                const float *query = j->query + ((size_t)token * (size_t)l->num_heads + (size_t)head) * dim;
+                attend_tile(query, s->keys, s->values, num_keys, dim, s->sum_states + q, s->sums + (size_t)q * dim);
+            }
+        }
+    }
+}
+
+static void block_task(void *context, int task, int worker) {
+    const attention_job *j = context;
+    const struct block *b = j->blocks + task / j->l->num_kv_heads;
+    int kv_head = task % j->l->num_kv_heads, group = j->l->num_heads / j->l->num_kv_heads;
+    int last = j->in->positions[b->first + b->count - 1];
+    size_t dim = (size_t)j->l->head_dim;
+    block_scratch s = carve(j, worker);
+    for (int q = 0; q < b->count * group; q++) {
+        s.total_states[q] = nothing;
+        memset(s.totals + (size_t)q * dim, 0, dim * sizeof(float));
+    }
+    for (int segment = 0; segment * SEGMENT <= last; segment++) {
+        attend_segment(j, b, kv_head, segment, &s);
+        for (int q = 0; q < b->count * group; q++) {
+            if (segment * SEGMENT <= j->in->positions[b->first + q / group]) {
+                merge(s.total_states + q, s.totals + (size_t)q * dim, s.sum_states + q, s.sums + (size_t)q * dim, dim);
+            }
+        }
+    }
+    for (int q = 0; q < b->count * group; q++) {
+        finish_query(j, b->first + q / group, kv_head * group + q % group, s.total_states + q, s.totals + (size_t)q * dim);
+    }
+}
+
+/* -- long contexts, few tokens: segments as separate tasks, merged afterwards in the same order ------------------------------------ */
+
+ALWAYS_INLINE float *partial_of(const attention_job *j, int token, int head, int segment) {
+    size_t index = ((size_t)token * (size_t)j->l->num_heads + (size_t)head) * (size_t)j->num_segments + (size_t)segment;
+    return j->partial + index * (size_t)(j->l->head_dim + LANES);
+}
+
+static void segment_task(void *context, int task, int worker) {
+    const attention_job *j = context;
+    int segment = task % j->num_segments, unit = task / j->num_segments;
+    const struct block *b = j->blocks + unit / j->l->num_kv_heads;
+    int kv_head = unit % j->l->num_kv_heads, group = j->l->num_heads / j->l->num_kv_heads;
+    size_t dim = (size_t)j->l->head_dim;
+    if (segment * SEGMENT > j->in->positions[b->first + b->count - 1]) {
+        return;
+    }
+    block_scratch s = carve(j, worker);
+    attend_segment(j, b, kv_head, segment, &s);
+    for (int q = 0; q < b->count * group; q++) {
+        float *partial = partial_of(j, b->first + q / group, kv_head * group + q % group, segment);
+        memcpy(partial, s.sums + (size_t)q * dim, dim * sizeof *partial);
+        memcpy(partial + dim, s.sum_states + q, sizeof *s.sum_states);
+    }
+}
+
+static void merge_task(void *context, int task, int worker) {
+    const attention_job *j = context;
+    int token = task / j->l->num_heads, head = task % j->l->num_heads;
+    size_t dim = (size_t)j->l->head_dim;
+    float *total = j->e->scratch[worker];
+    softmax_state state = nothing;
+    memset(total, 0, dim * sizeof *total);
+    for (int segment = 0; segment * SEGMENT <= j->in->positions[token]; segment++) {
+        const float *partial = partial_of(j, token, head, segment);
+        softmax_state other;
+        memcpy(&other, partial + dim, sizeof other);
+        merge(&state, total, &other, partial, dim);
+    }
+    finish_query(j, token, head, &state, total);
+}
+
+/* -- the whole op --------------------------------------------------------------------------------------------------------------------- */
+
+static struct block *make_blocks(engine *e, const step_inputs *in, int *count) {
+    *count = 0;
+    for (int s = 0; s < in->num_sequences; s++) {
+        *count += div_up(in->cu_seqlens[s + 1] - in->cu_seqlens[s], BLOCK);
+    }
+    struct block *blocks = arena_bytes(e, (size_t)*count * sizeof *blocks), *next = blocks;
+    for (int s = 0; blocks && s < in->num_sequences; s++) {
+        for (int first = in->cu_seqlens[s]; first < in->cu_seqlens[s + 1]; first += BLOCK) {
+            *next++ = (struct block){s, first, min_int(BLOCK, in->cu_seqlens[s + 1] - first)};
+        }
+    }
+    return blocks;
+}
+
+static int segments_of_step(const step_inputs *in) {
+    int last = 0;
+    for (int t = 0; t < in->num_tokens; t++) {
+        last = in->positions[t] > last ? in->positions[t] : last;
+    }
+    return last / SEGMENT + 1;
+}
+
+static void attend(attention_job *j, int num_blocks) {
+    engine *e = j->e;
+    int tasks = num_blocks * j->l->num_kv_heads;
+    j->num_segments = segments_of_step(j->in);
+    if (j->num_segments == 1 || tasks >= 4 * pool_threads(e->threads)) {
+        pool_run(e->threads, block_task, j, tasks);
+        return;
+    }
+    size_t queries = (size_t)j->in->num_tokens * (size_t)j->l->num_heads;
+    j->partial = arena_floats(e, queries * (size_t)j->num_segments * (size_t)(j->l->head_dim + LANES));
+    if (!e->out_of_memory) {
+        pool_run(e->threads, segment_task, j, tasks * j->num_segments);
+        pool_run(e->threads, merge_task, j, (int)queries);
+    }
+}
+
+/* hidden [T][C] += attention(norm(hidden)). head_dim is a multiple of 16. */
+EXPORT int hr_attention_mixer(engine *e, float *hidden, const attention_layer *l, const step_inputs *in, const caches *c) {
+    arena_reset(e);
+    int num_blocks, size = l->query.cols;
+    size_t tokens = (size_t)in->num_tokens, ld = ROUND_LANES(size), dim = (size_t)l->head_dim;
+    attention_job j = {.e = e, .l = l, .in = in, .c = c, .sequence = sequence_of_token(e, in), .blocks = make_blocks(e, in, &num_blocks)};
+    j.query_width = l->head_dim * (l->gated ? 2 : 1);
+    j.query_ld = (size_t)(l->num_heads * j.query_width);
+    j.kv_ld = (size_t)l->num_kv_heads * dim;
+    j.values_offset = j.kv_ld * (size_t)c->page_tokens;
+    j.layer_offset = (size_t)l->index * 2 * j.values_offset;
+    j.result_ld = (size_t)l->num_heads * dim;
+    float *normed = arena_floats(e, tokens * ld);
+    j.raw_query = arena_floats(e, tokens * j.query_ld);
+    j.raw_key = arena_floats(e, tokens * j.kv_ld);
+    j.raw_value = arena_floats(e, tokens * j.kv_ld);
+    j.query = arena_floats(e, tokens * j.result_ld);
+    j.result = arena_floats(e, tokens * j.result_ld);
+    reserve_scratch(e, block_scratch_floats(l));
+    if (e->out_of_memory) {
+        return -1;
+    }
+    norm_tokens(e, hidden, l->input_norm, l->epsilon, in->num_tokens, size, normed);
+    product inputs[] = {
+        {.weight = &l->query, .x = normed, .ldx = ld, .num_tokens = in->num_tokens, .out = j.raw_query, .ldo = j.query_ld},
+        {.weight = &l->key, .x = normed, .ldx = ld, .num_tokens = in->num_tokens, .out = j.raw_key, .ldo = j.kv_ld},
+        {.weight = &l->value, .x = normed, .ldx = ld, .num_tokens = in->num_tokens, .out = j.raw_value, .ldo = j.kv_ld},
+    };
+    run_products(e, inputs, 3);
+    if (e->out_of_memory) {
+        return -1;
+    }
+    pool_run(e->threads, prepare_task, &j, in->num_tokens);
+    attend(&j, num_blocks);
+    product output = {.weight = &l->output, .x = j.result, .ldx = j.result_ld, .num_tokens = in->num_tokens,
+                      .out = hidden, .ldo = (size_t)size, .add = 1};
+    if (!e->out_of_memory) {
+        run_products(e, &output, 1);
+    }
+    return e->out_of_memory ? -1 : 0;
+}

@@ -1,0 +1,275 @@
+/* Gated DeltaNet mixer (ARCH_SPEC 6), one call per layer: norm, projections, convolution, gates, the recurrence token by token, gated
+ * norm, output projection. Phases are parallel over tokens, or over (sequence, value head, panel of value columns) in the recurrence.
+ *
+ * State of a value head: [key_dim][value_dim], value columns in lanes. Sums over the key dimension run in rising k, one fused
+ * multiply-add per k and column, so no horizontal sums and no dependence on the panel width. */
+#include "lane_math.h"
+#include "matmul.h"
+
+#define PANEL 64 /* value columns at once: 64 x 128 floats are 32 KiB, which stay in L1 while the tokens pass */
+
+typedef struct {
+    engine *e;
+    const delta_layer *l;
+    const step_inputs *in;
+    const caches *c;
+    const int32_t *sequence;
+    int channels, keys, values; /* 2 K + V, K, V */
+    int padded_heads;           /* row length of beta, decay */
+    size_t recurrent_offset, conv_offset;
+    float *raw;    /* [T][channels] before the convolution */
+    float *mixed;  /* [T][channels] after convolution and SiLU; q and k normalised */
+    float *gate;   /* [T][V] */
+    float *beta;   /* [T][padded_heads] logits, then sigmoid */
+    float *decay;  /* [T][padded_heads] alpha, then e^g */
+    float *result; /* [T][V] */
+} delta_job;
+
+ALWAYS_INLINE float *live_state(const delta_job *j, int sequence) {
+    return j->c->rows + (size_t)j->in->rows[sequence] * (size_t)j->c->state_elements;
+}
+
+ALWAYS_INLINE float *cell_state(const delta_job *j, int capture) {
+    return j->c->cells + (size_t)j->in->capture_cells[capture] * (size_t)j->c->state_elements;
+}
+
+/* The raw convolution row `index` tokens after the first of the sequence; negative: rows kept from before. */
+ALWAYS_INLINE const float *raw_row(const delta_job *j, int sequence, int index) {
+    if (index >= 0) {
+        return j->raw + (size_t)(j->in->cu_seqlens[sequence] + index) * (size_t)j->channels;
+    }
+    int kept = j->l->conv_kernel - 1;
+    return live_state(j, sequence) + j->conv_offset + (size_t)(kept + index) * (size_t)j->channels;
+}
+
+/* -- convolution and gates, one token ---------------------------------------------------------------------------------------- */
+
+static void convolve(const delta_job *j, int sequence, int index, float *out) {
+    int taps = j->l->conv_kernel;
+    for (int ch = 0; ch < j->channels; ch += LANES) {
+        f32x16 sum = v_zero();
+        for (int tap = 0; tap < taps; tap++) {
+            const float *weights = j->l->conv + (size_t)tap * (size_t)j->channels;
+            sum = v_madd(v_load(weights + ch), v_load(raw_row(j, sequence, index - taps + 1 + tap) + ch), sum);
+        }
+        v_store(out + ch, v_silu(sum));
+    }
+}
+
+static void l2_normalise(float *head, int n, float epsilon, float factor) {
+    f32x16 scale = v_set1(1.0f / sqrtf(v_dot(head, head, (size_t)n) + epsilon)), extra = v_set1(factor);
+    for (int i = 0; i < n; i += LANES) {
+        v_store(head + i, v_mul(v_mul(v_load(head + i), scale), extra));
+    }
+}
+
+static void token_task(void *context, int token, int worker) {
+    const delta_job *j = context;
+    const delta_layer *l = j->l;
+    (void)worker;
+    float *mixed = j->mixed + (size_t)token * (size_t)j->channels;
+    int sequence = j->sequence[token];
+    convolve(j, sequence, token - j->in->cu_seqlens[sequence], mixed);
+    float query_factor = 1.0f / sqrtf((float)l->key_dim);
+    for (int h = 0; h < l->num_key_heads; h++) {
+        l2_normalise(mixed + h * l->key_dim, l->key_dim, l->epsilon, query_factor);
+        l2_normalise(mixed + j->keys + h * l->key_dim, l->key_dim, l->epsilon, 1.0f);
+    }
+    for (int h = 0; h < l->num_value_heads; h += LANES) {
+        int n = min_int(LANES, l->num_value_heads - h);
+        float *beta = j->beta + (size_t)token * (size_t)j->padded_heads + h, *decay = j->decay + (beta - j->beta);
+        v_store(beta, v_sigmoid(v_load_n(beta, n)));
+        f32x16 step = v_softplus(v_add(v_load_n(decay, n), v_load_n(l->dt_bias + h, n)));
+        v_store(decay, v_exp(v_mul(v_load_n(l->a + h, n), step)));
+    }
+}
+
+/* -- recurrence --------------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const float *query, *key, *value;
+    float decay, beta;
+    float *result;
+} head_token;
+
+/* One token on a panel of `vectors` x 16 columns: S = decay S; delta = beta (v - S'k); S += k delta'; o = S'q. */
+ALWAYS_INLINE void advance(int vectors, int key_dim, const head_token *h, const float *from, size_t ld_from, float *to, size_t ld_to) {
+    f32x16 seen[PANEL / LANES], delta[PANEL / LANES], sum[PANEL / LANES], decay = v_set1(h->decay), beta = v_set1(h->beta);
+#pragma GCC unroll 4
+    for (int i = 0; i < vectors; i++) {
+        seen[i] = sum[i] = v_zero();
+    }
+    for (int k = 0; k < key_dim; k++) {
+        f32x16 key = v_set1(h->key[k]);
+#pragma GCC unroll 4
+        for (int i = 0; i < vectors; i++) {
+            f32x16 decayed = v_mul(decay, v_load(from + (size_t)k * ld_from + i * LANES));
+            v_store(to + (size_t)k * ld_to + i * LANES, decayed);
+            seen[i] = v_madd(key, decayed, seen[i]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < vectors; i++) {
+        delta[i] = v_mul(beta, v_sub(v_load(h->value + i * LANES), seen[i]));
+    }
+    for (int k = 0; k < key_dim; k++) {
+        f32x16 key = v_set1(h->key[k]), query = v_set1(h->query[k]);
+#pragma GCC unroll 4
+        for (int i = 0; i < vectors; i++) {
+            float *place = to + (size_t)k * ld_to + i * LANES;
+            f32x16 state = v_madd(key, delta[i], v_load(place));
+            v_store(place, state);
+            sum[i] = v_madd(query, state, sum[i]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < vectors; i++) {
+        v_store(h->result + i * LANES, sum[i]);
+    }
+}
+
+static void advance4(int key_dim, const head_token *h, const float *from, size_t ld_from, float *to, size_t ld_to) {
+    advance(4, key_dim, h, from, ld_from, to, ld_to);
+}
+static void advance2(int key_dim, const head_token *h, const float *from, size_t ld_from, float *to, size_t ld_to) {
+    advance(2, key_dim, h, from, ld_from, to, ld_to);
+}
+static void advance1(int key_dim, const head_token *h, const float *from, size_t ld_from, float *to, size_t ld_to) {
+    advance(1, key_dim, h, from, ld_from, to, ld_to);
+}
+
+static void copy_panel(float *to, size_t ld_to, const float *from, size_t ld_from, int rows, int columns) {
+    for (int k = 0; k < rows; k++) {
+        memcpy(to + (size_t)k * ld_to, from + (size_t)k * ld_from, (size_t)columns * sizeof *to);
+    }
+}
+
+/* Runs a panel of one head through all tokens of its sequence. Between tokens the panel lives in compact scratch: rows of the live
+ * state are value_dim apart, which would collide in the cache. */
+static void run_panel(const delta_job *j, int sequence, int head, int column, int width, float *panel) {
+    const delta_layer *l = j->l;
+    int key_head = l->grouped_heads ? head / (l->num_value_heads / l->num_key_heads) : head % l->num_key_heads;
+    int first = j->in->cu_seqlens[sequence], last = j->in->cu_seqlens[sequence + 1] - 1;
+    int capture = j->in->cu_captures[sequence], end_capture = j->in->cu_captures[sequence + 1];
+    size_t place = j->recurrent_offset + ((size_t)head * (size_t)l->key_dim) * (size_t)l->value_dim + (size_t)column;
+    float *live = live_state(j, sequence) + place;
+    size_t ld = (size_t)l->value_dim;
+    void (*step)(int, const head_token *, const float *, size_t, float *, size_t) = width == 64 ? advance4 : width == 32 ? advance2 : advance1;
+    for (int t = first; t <= last; t++) {
+        const float *mixed = j->mixed + (size_t)t * (size_t)j->channels;
+        head_token h = {
+            .query = mixed + key_head * l->key_dim,
+            .key = mixed + j->keys + key_head * l->key_dim,
+            .value = mixed + 2 * j->keys + head * l->value_dim + column,
+            .decay = j->decay[(size_t)t * (size_t)j->padded_heads + (size_t)head],
+            .beta = j->beta[(size_t)t * (size_t)j->padded_heads + (size_t)head],
+            .result = j->result + (size_t)t * (size_t)j->values + head * l->value_dim + column,
+        };
+        float *to = t == last ? live : panel;
+        size_t ld_to = t == last ? ld : (size_t)width;
+        step(l->key_dim, &h, t == first ? live : panel, t == first ? ld : (size_t)width, to, ld_to);
+        for (; capture < end_capture && j->in->capture_tokens[capture] == t; capture++) {
+            copy_panel(cell_state(j, capture) + place, ld, to, ld_to, l->key_dim, width);
+        }
+    }
+}
+
+/* The last raw rows after each captured token, then after the last token. Shifting old rows down in place reads ahead of writing. */
+static void keep_conv_rows(const delta_job *j, int sequence) {
+    int kept = j->l->conv_kernel - 1, first = j->in->cu_seqlens[sequence];
+    size_t bytes = (size_t)j->channels * sizeof(float);
+    for (int capture = j->in->cu_captures[sequence]; capture < j->in->cu_captures[sequence + 1]; capture++) {
+        int count = j->in->capture_tokens[capture] - first + 1;
+        for (int i = 0; i < kept; i++) {
+            float *target = cell_state(j, capture) + j->conv_offset + (size_t)i * (size_t)j->channels;
+            memcpy(target, raw_row(j, sequence, count - kept + i), bytes);
+        }
+    }
+    int count = j->in->cu_seqlens[sequence + 1] - first;
+    for (int i = 0; i < kept; i++) {
+        float *target = live_state(j, sequence) + j->conv_offset + (size_t)i * (size_t)j->channels;
+        memmove(target, raw_row(j, sequence, count - kept + i), bytes);
+    }
+}
+
+ALWAYS_INLINE int panels_per_head(const delta_job *j) { return div_up(j->l->value_dim, PANEL); }
+
+static void recurrence_task(void *context, int task, int worker) {
+    const delta_job *j = context;
+    int panels = j->l->num_value_heads * panels_per_head(j), sequence = task / (panels + 1), rest = task % (panels + 1);
+    if (rest == panels) {
+        keep_conv_rows(j, sequence);
+        return;
+    }
+    int head = rest / panels_per_head(j), column = rest % panels_per_head(j) * PANEL;
+    for (int left = min_int(PANEL, j->l->value_dim - column); left;) {
+        int width = left >= 64 ? 64 : left >= 32 ? 32 : 16;
+        run_panel(j, sequence, head, column, width, j->e->scratch[worker]);
+        column += width;
+        left -= width;
+    }
+}
+
+/* -- output ------------------------------------------------------------------------------------------------------------------- */
+
+static void gated_norm_task(void *context, int token, int worker) {
+    const delta_job *j = context;
+    (void)worker;
+    for (int h = 0; h < j->l->num_value_heads; h++) {
+        size_t place = (size_t)token * (size_t)j->values + (size_t)(h * j->l->value_dim);
+        float *x = j->result + place;
+        rms_norm(x, j->l->output_norm, j->l->epsilon, j->l->value_dim, x);
+        for (int i = 0; i < j->l->value_dim; i += LANES) {
+            v_store(x + i, v_mul(v_load(x + i), v_silu(v_load(j->gate + place + i))));
+        }
+    }
+}
+
+static void project(delta_job *j, const float *normed, size_t ld) {
+    const delta_layer *l = j->l;
+    int tokens = j->in->num_tokens;
+    product products[] = {
+        {.weight = &l->qkv, .x = normed, .ldx = ld, .num_tokens = tokens, .out = j->raw, .ldo = (size_t)j->channels},
+        {.weight = &l->gate, .x = normed, .ldx = ld, .num_tokens = tokens, .out = j->gate, .ldo = (size_t)j->values},
+        {.weight = &l->beta, .x = normed, .ldx = ld, .num_tokens = tokens, .out = j->beta, .ldo = (size_t)j->padded_heads},
+        {.weight = &l->alpha, .x = normed, .ldx = ld, .num_tokens = tokens, .out = j->decay, .ldo = (size_t)j->padded_heads},
+    };
+    run_products(j->e, products, 4);
+}
+
+/* hidden [T][C] += mixer(norm(hidden)); advances live rows and writes captured cells. key_dim and value_dim are multiples of 16. */
+EXPORT int hr_delta_mixer(engine *e, float *hidden, const delta_layer *l, const step_inputs *in, const caches *c) {
+    arena_reset(e);
+    size_t tokens = (size_t)in->num_tokens, ld = ROUND_LANES(l->qkv.cols);
+    delta_job j = {.e = e, .l = l, .in = in, .c = c, .sequence = sequence_of_token(e, in)};
+    j.keys = l->num_key_heads * l->key_dim;
+    j.values = l->num_value_heads * l->value_dim;
+    j.channels = 2 * j.keys + j.values;
+    j.padded_heads = (int)ROUND_LANES(l->num_value_heads);
+    size_t recurrent = (size_t)l->key_dim * (size_t)j.values, conv = (size_t)(l->conv_kernel - 1) * (size_t)j.channels;
+    j.recurrent_offset = (size_t)l->index * (recurrent + conv);
+    j.conv_offset = j.recurrent_offset + recurrent;
+    float *normed = arena_floats(e, tokens * ld);
+    j.raw = arena_floats(e, tokens * (size_t)j.channels);
+    j.mixed = arena_floats(e, tokens * (size_t)j.channels);
+    j.gate = arena_floats(e, tokens * (size_t)j.values);
+    j.result = arena_floats(e, tokens * (size_t)j.values);
+    j.beta = arena_floats(e, tokens * (size_t)j.padded_heads);
+    j.decay = arena_floats(e, tokens * (size_t)j.padded_heads);
+    reserve_scratch(e, (size_t)PANEL * (size_t)l->key_dim);
+    if (e->out_of_memory) {
+        return -1;
+    }
+    norm_tokens(e, hidden, l->input_norm, l->epsilon, in->num_tokens, l->qkv.cols, normed);
+    project(&j, normed, ld);
+    if (e->out_of_memory) {
+        return -1; /* before any state changed */
+    }
+    pool_run(e->threads, token_task, &j, in->num_tokens);
+    pool_run(e->threads, recurrence_task, &j, in->num_sequences * (l->num_value_heads * panels_per_head(&j) + 1));
+    pool_run(e->threads, gated_norm_task, &j, in->num_tokens);
+    product output = {.weight = &l->output, .x = j.result, .ldx = (size_t)j.values, .num_tokens = in->num_tokens,
+                      .out = hidden, .ldo = (size_t)l->output.rows, .add = 1};
+    run_products(e, &output, 1);
+    return e->out_of_memory ? -1 : 0;
+}

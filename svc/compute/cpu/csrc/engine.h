@@ -1,0 +1,87 @@
+/* What Python passes in (mirrored in svc/compute/cpu/library.py), and the engine: thread pool and scratch memory.
+ *
+ * Ops return 0, or -1 when memory for scratch could not be had. All pointers belong to the caller and stay valid during a call.
+ * Letters: T tokens, C hidden size, B sequences, P page tokens; rows of activations inside an op are padded to whole lanes. */
+#ifndef HEADRACE_ENGINE_H
+#define HEADRACE_ENGINE_H
+
+#include "lanes.h"
+#include "pool.h"
+#include "quant.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+typedef struct { /* a matrix [rows][cols], or `experts` of them, in its file type */
+    const uint8_t *data;
+    int64_t row_bytes, expert_bytes;
+    int32_t type, rows, cols, experts;
+} matrix;
+
+typedef struct { /* svc/compute/step_inputs.py */
+    const int32_t *tokens, *positions, *cu_seqlens, *rows, *block_table, *capture_tokens, *capture_cells, *cu_captures;
+    const float *rope_cos, *rope_sin; /* [T][rope_pairs] */
+    int32_t num_tokens, num_sequences, max_pages, num_captures, rope_pairs;
+} step_inputs;
+
+typedef struct { /* svc/memory/layout.py */
+    void *kv;
+    float *rows, *cells;
+    int64_t page_elements, state_elements, hidden_offset;
+    int32_t kv_is_half, page_tokens;
+} caches;
+
+typedef struct {
+    int32_t index, num_key_heads, num_value_heads, key_dim, value_dim, conv_kernel, grouped_heads;
+    float epsilon;
+    const float *input_norm, *conv /* [conv_kernel][channels] */, *a, *dt_bias, *output_norm;
+    matrix qkv, gate, beta, alpha, output;
+} delta_layer;
+
+typedef struct {
+    int32_t index, num_heads, num_kv_heads, head_dim, rotary_dims, gated;
+    float epsilon;
+    const float *input_norm, *query_norm, *key_norm;
+    matrix query, key, value, output;
+} attention_layer;
+
+typedef struct {
+    float epsilon;
+    const float *input_norm;
+    matrix gate, up, down;
+} dense_layer;
+
+typedef struct {
+    int32_t num_experts, num_used, has_shared;
+    float weights_scale, epsilon;
+    const float *input_norm;
+    matrix router, gate, up, down;
+    matrix shared_router /* one row */, shared_gate, shared_up, shared_down;
+} moe_layer;
+
+typedef struct {
+    pool *threads;
+    codebooks books;
+    float **scratch; /* one block per thread, of scratch_floats */
+    size_t scratch_floats;
+    struct arena_block *arena;
+    int out_of_memory;
+} engine;
+
+/* Arena: memory of one op, given back all at once when the next op begins. NULL (and out_of_memory) when there is none. */
+void arena_reset(engine *e);
+void *arena_bytes(engine *e, size_t bytes);
+ALWAYS_INLINE float *arena_floats(engine *e, size_t count) { return arena_bytes(e, count * sizeof(float)); }
+/* At least `floats` of private scratch for every thread; call it outside of tasks. */
+void reserve_scratch(engine *e, size_t floats);
+
+ALWAYS_INLINE int div_up(int a, int b) { return (a + b - 1) / b; }
+ALWAYS_INLINE int min_int(int a, int b) { return a < b ? a : b; }
+
+/* y = x * rsqrt(mean(x^2) + epsilon) * weight, n values; lanes beyond n up to the next multiple of 16 in y are set to zero. */
+void rms_norm(const float *x, const float *weight, float epsilon, int n, float *y);
+/* out [T][ROUND_LANES(C)] = rms_norm of each row of hidden [T][C]. */
+void norm_tokens(engine *e, const float *hidden, const float *weight, float epsilon, int num_tokens, int size, float *out);
+/* Index of the sequence of each token, [T]. */
+int32_t *sequence_of_token(engine *e, const step_inputs *in);
+
+#endif

@@ -1,0 +1,171 @@
+/* Tiles of weight rows are dequantized exactly to float once and applied to all tokens, a block of rows x tokens in registers.
+ * A task is a tile of rows of one product; the reduced dimension is never split. */
+#include "matmul.h"
+
+#include "lane_math.h"
+
+#define TILE_ROWS 16
+
+#if LANES_AVX512
+#define MANY_ROWS 4 /* rows x tokens held in registers: 16 accumulators of the 32 registers */
+#define MANY_TOKENS 4
+#define PAIR_ROWS 8
+#define ONE_ROWS 8
+#elif LANES_PLAIN
+#define MANY_ROWS 1
+#define MANY_TOKENS 2
+#define PAIR_ROWS 1
+#define ONE_ROWS 1
+#else /* a vector is two registers (AVX2, 16 of them) or four (NEON, 32 of them) */
+#define MANY_ROWS 2
+#define MANY_TOKENS 2
+#define PAIR_ROWS 2
+#define ONE_ROWS 4
+#endif
+
+/* out[token * num_rows + row] for a block of num_rows x num_tokens <= 16 dot products; both are constants after inlining. */
+ALWAYS_INLINE void dot_block(int num_rows, int num_tokens, const float *rows, size_t ldr, const float *const *tokens, size_t n, float *out) {
+    f32x16 sums[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) {
+        sums[i] = v_zero();
+    }
+    for (size_t k = 0; k < n; k += LANES) {
+        f32x16 x[MANY_TOKENS];
+#pragma GCC unroll 16
+        for (int t = 0; t < num_tokens; t++) {
+            x[t] = v_load(tokens[t] + k);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < num_rows; r++) {
+            f32x16 w = v_load(rows + (size_t)r * ldr + k);
+#pragma GCC unroll 16
+            for (int t = 0; t < num_tokens; t++) {
+                sums[t * num_rows + r] = v_madd(w, x[t], sums[t * num_rows + r]);
+            }
+        }
+    }
+    if (LANES_AVX512 && num_rows * num_tokens >= 8) {
+        v_store(out, v_sum16(sums));
+        return;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < num_rows * num_tokens; i++) {
+        out[i] = v_sum(sums[i]);
+    }
+}
+
+typedef struct {
+    const product *p;
+    const float *tile, *up_tile; /* dequantized rows, ld apart */
+    size_t ld;
+    int first_row;
+} tile_view;
+
+ALWAYS_INLINE void finish_block(int num_rows, int num_tokens, const tile_view *v, int row, int token, float *block, float *up_block) {
+    const product *p = v->p;
+    if (p->up) {
+        v_store(block, v_mul(v_silu(v_load(block)), v_load(up_block)));
+    }
+    for (int t = 0; t < num_tokens; t++) {
+        float *out = p->out + (size_t)(token + t) * p->ldo + v->first_row + row;
+        for (int r = 0; r < num_rows; r++) {
+            out[r] = p->add ? out[r] + block[t * num_rows + r] : block[t * num_rows + r];
+        }
+    }
+}
+
+ALWAYS_INLINE void rows_by_tokens(int num_rows, int num_tokens, const tile_view *v, int row, int token, const float *const *x) {
+    _Alignas(64) float block[LANES] = {0}, up_block[LANES] = {0};
+    dot_block(num_rows, num_tokens, v->tile + (size_t)row * v->ld, v->ld, x, v->ld, block);
+    if (v->p->up) {
+        dot_block(num_rows, num_tokens, v->up_tile + (size_t)row * v->ld, v->ld, x, v->ld, up_block);
+    }
+    finish_block(num_rows, num_tokens, v, row, token, block, up_block);
+}
+
+#define COVER_ROWS(block_rows, block_tokens)                                  \
+    do {                                                                      \
+        int row = 0;                                                          \
+        for (; row + (block_rows) <= num_rows; row += (block_rows)) {         \
+            rows_by_tokens(block_rows, block_tokens, v, row, token, x);       \
+        }                                                                     \
+        for (; row < num_rows; row++) {                                       \
+            rows_by_tokens(1, block_tokens, v, row, token, x);                \
+        }                                                                     \
+    } while (0)
+
+static void many_tokens(const tile_view *v, int num_rows, int token, const float *const *x) { COVER_ROWS(MANY_ROWS, MANY_TOKENS); }
+static void two_tokens(const tile_view *v, int num_rows, int token, const float *const *x) { COVER_ROWS(PAIR_ROWS, 2); }
+static void one_token(const tile_view *v, int num_rows, int token, const float *const *x) { COVER_ROWS(ONE_ROWS, 1); }
+
+static void apply_tile(const tile_view *v, int num_rows) {
+    const product *p = v->p;
+    for (int token = 0; token < p->num_tokens;) {
+        const float *x[MANY_TOKENS];
+        int rest = p->num_tokens - token, step = rest >= MANY_TOKENS ? MANY_TOKENS : rest >= 2 ? 2 : 1;
+        for (int t = 0; t < step; t++) {
+            x[t] = p->x + (size_t)(p->gather ? p->gather[token + t] : token + t) * p->ldx;
+        }
+        (step == MANY_TOKENS ? many_tokens : step == 2 ? two_tokens : one_token)(v, num_rows, token, x);
+        token += step;
+    }
+}
+
+typedef struct {
+    engine *e;
+    const product *products;
+    const int *first_tile; /* [count + 1] */
+    int count;
+} phase;
+
+static void dequantize_tile(const engine *e, const matrix *m, int expert, int first_row, int num_rows, size_t ld, float *out) {
+    dequantize_fn dequantize = dequantizer(m->type);
+    for (int r = 0; r < num_rows; r++) {
+        float *row = out + (size_t)r * ld;
+        dequantize(m->data + expert * m->expert_bytes + (first_row + r) * m->row_bytes, row, (size_t)m->cols, &e->books);
+        memset(row + m->cols, 0, (ld - (size_t)m->cols) * sizeof *row);
+    }
+}
+
+static void product_task(void *context, int task, int worker) {
+    const phase *ph = context;
+    int low = 0, high = ph->count - 1; /* the product this tile belongs to: last one that starts at or before it */
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        if (ph->first_tile[middle] <= task) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    const product *p = ph->products + low;
+    int first_row = (task - ph->first_tile[low]) * TILE_ROWS, num_rows = min_int(TILE_ROWS, p->weight->rows - first_row);
+    size_t ld = ROUND_LANES(p->weight->cols);
+    float *tile = ph->e->scratch[worker], *up_tile = tile + TILE_ROWS * ld;
+    dequantize_tile(ph->e, p->weight, p->expert, first_row, num_rows, ld, tile);
+    if (p->up) {
+        dequantize_tile(ph->e, p->up, p->expert, first_row, num_rows, ld, up_tile);
+    }
+    tile_view view = {p, tile, up_tile, ld, first_row};
+    apply_tile(&view, num_rows);
+}
+
+void run_products(engine *e, const product *products, int count) {
+    int *first_tile = arena_bytes(e, (size_t)(count + 1) * sizeof *first_tile);
+    size_t widest = 0;
+    for (int i = 0; i < count; i++) {
+        size_t floats = (size_t)(products[i].up ? 2 : 1) * TILE_ROWS * ROUND_LANES(products[i].weight->cols);
+        widest = floats > widest ? floats : widest;
+    }
+    reserve_scratch(e, widest);
+    if (e->out_of_memory) {
+        return;
+    }
+    first_tile[0] = 0;
+    for (int i = 0; i < count; i++) {
+        first_tile[i + 1] = first_tile[i] + (products[i].num_tokens ? div_up(products[i].weight->rows, TILE_ROWS) : 0);
+    }
+    phase ph = {e, products, first_tile, count};
+    pool_run(e->threads, product_task, &ph, first_tile[count]);
+}

@@ -1,0 +1,24 @@
+/* Products of weight matrices with the tokens of a step. */
+#ifndef HEADRACE_MATMUL_H
+#define HEADRACE_MATMUL_H
+
+#include "engine.h"
+
+typedef struct {
+    const matrix *weight;
+    const matrix *up;       /* NULL, or a second matrix of the same shape: the result is SiLU(weight x) * up x */
+    int expert;             /* which matrix of a stack */
+    const float *x;         /* [..][ldx] activations, ldx >= ROUND_LANES(cols), zeros behind cols */
+    size_t ldx;
+    const int32_t *gather;  /* NULL: token i is row i of x; else row gather[i] */
+    int num_tokens;
+    float *out;             /* [..][ldo]; token i writes (adds to) row i */
+    size_t ldo;
+    int add;                /* out += instead of out = */
+} product;
+
+/* Computes all products as one parallel phase. Every output element is one canonical dot product (lanes.h), whatever the number of
+ * tokens, their order, the tiles and the threads. */
+void run_products(engine *e, const product *products, int count);
+
+#endif
