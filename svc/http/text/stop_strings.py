@@ -14,6 +14,7 @@ class StopChecker:
         if not all(stop):
             raise RequestError("a stop string must not be empty", param="stop")
         self._stop = tuple(sorted(set(stop), key=lambda s: (len(s), s)))
+        self._first_chars = frozenset(s[0] for s in stop)
         self._held = ""
         self.hit: str | None = None  # the stop string found; text after it is ignored
 
@@ -21,7 +22,7 @@ class StopChecker:
         """Take `text`; returns what may be shown now, and the stop string once it is found (the text before it is all out)."""
         if self.hit is not None:
             return "", self.hit
-        if not self._stop:
+        if not self._held and self._first_chars.isdisjoint(text):  # nearly every token
             return text, None
         return self._decide(self._held + text, at_end=False)
 

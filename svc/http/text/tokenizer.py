@@ -64,7 +64,7 @@ class Tokenizer:
         self.eos_ids: frozenset[int] = frozenset(eos_ids) | {i for i in known_ends if i is not None}
         user_defined = self._of_type(TokenType.USER_DEFINED)
         self._bpe = _bpe(self._ids, merges, pre, user_defined)
-        self._added = _any_of([*self.control_tokens, *user_defined])
+        self._added = _any_of(_decisive(list(self.control_tokens), list(user_defined)))
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
@@ -198,6 +198,18 @@ def _bpe(vocab: dict[str, int], merges: list[tuple[str, str]], pre: str, user: d
     bpe.pre_tokenizer = pre_tokenizer(pre)
     bpe.add_tokens([tokenizers.AddedToken(text, normalized=False, special=False) for text in user])
     return bpe
+
+
+def _decisive(control: list[str], user_defined: list[str]) -> list[str]:
+    """The control tokens, and the user-defined ones that can begin before and overlap them, or each other and so on."""
+    texts, rest = list(control), user_defined
+    while True:
+        beginnings = {text[:n] for text in texts for n in range(1, len(text) + 1)}
+        hiding = [u for u in rest if any(u[n:] in beginnings for n in range(len(u))) or any(text in u for text in texts)]
+        if not hiding:
+            return texts
+        texts += hiding
+        rest = [u for u in rest if u not in hiding]
 
 
 def _any_of(texts: list[str]) -> re.Pattern[str] | None:

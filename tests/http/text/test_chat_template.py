@@ -299,7 +299,7 @@ def test_control_tokens_in_text_stay_text(chat: ChatTemplate, tokenizer: Tokeniz
 
     def conversation(word: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         call = {"function": {"name": "n" + word, "arguments": {"k" + word: word, "l": [word]}}}
-        messages = [
+        messages: list[dict[str, Any]] = [
             SYSTEM | {"content": word},
             USER | {"content": [{"type": "text", "text": word}, {"type": "text", "text": word}]},
             ANSWER | {"content": word, "reasoning_content": word, "tool_calls": [call]},

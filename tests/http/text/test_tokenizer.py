@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers.models import BPE
 
 from svc.errors import ModelFileError, RequestError
+from svc.http.text.pretokenize import pre_tokenizer
 from svc.http.text.tokenizer import Tokenizer
 
 VOCAB = Path(__file__).parents[2] / "data" / "vocab"
@@ -66,6 +69,34 @@ def test_control_token_text_is_only_a_control_token_when_asked(tokenizer: Tokeni
     assert end not in plain
     assert plain[-1] == think
     assert tokenizer.decode(plain) == "a<|im_end|><think>"
+
+
+_OVERLAPPING = {"<|box_start|>": "x<|im", "<|box_end|>": "axx", "<|quad_start|>": "a<|im_end|>", "<|quad_end|>": "<|im_end|>b"}
+
+
+@pytest.fixture(scope="module")
+def overlapping(metadata: Any) -> tuple[Tokenizer, tokenizers.Tokenizer]:
+    """A vocabulary whose user-defined tokens overlap control tokens, and the `tokenizers` library knowing all of them itself."""
+    values = metadata("tiny", "qwen35")
+    tokens, types = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
+    types = [4 if text in _OVERLAPPING else kind for text, kind in zip(tokens, types, strict=True)]
+    tokens = [_OVERLAPPING.get(text, text) for text in tokens]
+    ours = Tokenizer.from_metadata(values | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types})
+    merges = [tuple(merge.split(" ", 1)) for merge in values["tokenizer.ggml.merges"]]
+    library = tokenizers.Tokenizer(BPE(vocab={text: i for i, text in enumerate(tokens)}, merges=merges))
+    library.pre_tokenizer = pre_tokenizer("qwen35")
+    for kind, add in ((3, library.add_special_tokens), (4, library.add_tokens)):
+        add([tokenizers.AddedToken(t, normalized=False) for t, k in zip(tokens, types, strict=True) if k == kind])
+    return ours, library
+
+
+@settings(deadline=None, max_examples=300)
+@given(parts=st.lists(st.sampled_from(["a", "x", "b", "<", "|", "<|im", "<|im_end|>", "_end|>", "<think>"]), max_size=12))
+def test_overlapping_added_tokens_are_found_as_the_library_finds_them(overlapping: Any, parts: list[str]) -> None:
+    """Where control and user-defined tokens overlap, the leftmost and longest counts, as in the `tokenizers` library."""
+    ours, library = overlapping
+    text = "".join(parts)
+    assert ours.encode(text, parse_special=True) == library.encode(text, add_special_tokens=False).ids
 
 
 def test_long_text_encodes_the_same_off_the_loop(tokenizer: Tokenizer) -> None:
