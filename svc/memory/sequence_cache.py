@@ -233,6 +233,10 @@ class SequenceCache:
         if self._ring.is_pinned(ref.cell):
             self._hold_path(ref.cell)
 
+    def position(self, ref: SnapshotRef) -> int:
+        """How many tokens the state in that cell stands behind."""
+        return self._ring.position(ref)
+
     def abandon(self, ref: SnapshotRef) -> None:
         """Gives back a reserved cell. If joiners have pinned it, it stays aside, unmatched, until they let go."""
         lease = self._writer_of.get(ref.cell)
@@ -246,6 +250,15 @@ class SequenceCache:
         """Keeps a snapshot (reserved or published), and once published its pages, from eviction. Counted."""
         if self._ring.pin(ref) and self._ring.is_published(ref):
             self._hold_path(ref.cell)
+
+    def pin_at(self, tokens: TokenIds, position: int) -> SnapshotRef | None:
+        """Pins the published snapshot of tokens[:position], or None when there is none."""
+        node = self._tree.deepest_snapshot(self._tree.walk(token_array(tokens, position)))
+        if node is None or node.cell is None or node.end != position:
+            return None
+        ref = self._ring.ref(node.cell)
+        self.pin(ref)
+        return ref
 
     def unpin(self, ref: SnapshotRef) -> None:
         """One pin less. Allowed for whoever pinned it, also after the snapshot was abandoned or erased meanwhile."""

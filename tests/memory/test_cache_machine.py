@@ -1,0 +1,228 @@
+"""Random operations on the memory, against a device that remembers which tokens stand behind every row, page row and cell."""
+
+import random
+from dataclasses import dataclass, field
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from svc.memory.sequence_cache import COLD, Lease, SequenceCache, SnapshotRef, StaleSnapshotError
+from tests.memory.device_model import Device, Prefix, small_plan
+
+CONTEXT = 40
+TEXTS = st.lists(st.integers(0, 1), min_size=1, max_size=CONTEXT - 8)
+
+
+@dataclass(eq=False)
+class Live:
+    """A seated sequence as the scheduler would know it."""
+
+    lease: Lease
+    tokens: Prefix
+    position: int  # planned: the device may be behind
+    saves: list[SnapshotRef] = field(default_factory=list)  # planned captures, written once the device has run
+
+
+class MemoryMachine(RuleBasedStateMachine):
+    """Everything that can be matched holds exactly the tokens matched, whatever came before, and nothing is ever lost.
+
+    Steps are queued on the device and run later, so that sequences close, pages change hands and captures are abandoned while
+    work on them is still under way, as with a step in flight.
+    """
+
+    hybrid = True
+
+    @initialize(pages=st.integers(12, 24), rows=st.integers(1, 4), cells=st.integers(1, 8), size=st.sampled_from([1, 3, 4, 8]))
+    def build(self, pages: int, rows: int, cells: int, size: int) -> None:
+        plan = small_plan(pages=max(pages, -(-CONTEXT // size) + 1), rows=rows, cells=cells, page_tokens=size, hybrid=self.hybrid)
+        self.cache = SequenceCache(plan)
+        self.device = Device(plan)
+        self.live: list[Live] = []
+        self.pins: list[SnapshotRef] = []
+        self.texts: list[Prefix] = [(0, 1, 0)]
+        self.now = 0.0
+
+    # -- sequences ------------------------------------------------------------------------------------------------------------
+    @rule(data=st.data(), fresh=TEXTS, keep=st.integers(0, CONTEXT), cold=st.booleans())
+    def open(self, data: st.DataObject, fresh: list[int], keep: int, cold: bool) -> None:
+        """A new text, or one seen before with another end."""
+        known = data.draw(st.sampled_from(self.texts))
+        tokens = (known[:keep] + tuple(fresh))[: CONTEXT - 8] if data.draw(st.booleans()) else known
+        self.texts = [*self.texts[-20:], tokens]
+        self._expect_match(tokens)
+        resume = COLD if cold and len(self.live) % 2 else self.cache.match(tokens, self.now)
+        free_rows = self.cache.num_free_rows
+        lease = self.cache.open(tokens, resume, self.now)
+        if lease is None:
+            assert free_rows == 0, "refused, although a seat was free"
+            return
+        assert lease.start == resume.position
+        self.device.start_row(lease.row, self.cache.start_cell(lease))
+        self.live.append(Live(lease, tokens, lease.start))
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), count=st.integers(1, 12), captures=st.sets(st.integers(1, 12), max_size=3))
+    def step(self, data: st.DataObject, count: int, captures: set[int]) -> None:
+        """A piece of prefill or of an answer, with captures in it."""
+        live = data.draw(st.sampled_from(self.live))
+        end = min(live.position + count, CONTEXT)
+        live.tokens += tuple(data.draw(st.integers(0, 1)) for _ in range(end - len(live.tokens)))
+        if end == live.position:
+            return
+        possible, before = self.cache.free_pages_possible(), self._pages_of(live)
+        if not self.cache.extend(live.lease, end, self.now):
+            assert self._pages_of(live) == before, "a refusal changed the table"
+            assert self.cache.free_pages_possible() == possible, "a refusal changed the pages"
+            needed = -(-end // self.device.page_tokens) - len(before)
+            assert possible <= needed, f"{needed} pages (or one more for a copy) were refused with {possible} possible"
+            return
+        for source, target in self.cache.take_copies(live.lease):
+            self.device.copy_page(source, target)
+        assert self.cache.take_copies(live.lease) == [], "a copy was given out twice"
+        cells = {}
+        for position in sorted(live.position + offset for offset in captures if live.position + offset <= end):
+            ref = self.cache.reserve(live.lease, live.tokens, position, self.now)
+            if ref is not None:
+                cells[position] = ref.cell
+                live.saves.append(ref)
+                if data.draw(st.integers(0, 4)) == 0:
+                    self.cache.pin(ref)  # a joiner waits for it
+                    self.pins.append(ref)
+        self.device.forward(live.lease.row, live.lease.table.array(end).tolist(), live.tokens[:end], live.position, cells)
+        live.position = end
+
+    @rule(data=st.data(), poisoned=st.booleans())
+    def run_device(self, data: st.DataObject, poisoned: bool) -> None:
+        """All queued steps finish; their captures are published, or abandoned where the values were not finite."""
+        self.device.run()
+        for live in self.live:
+            self.cache.started(live.lease)
+            for ref in live.saves:
+                if poisoned and data.draw(st.booleans()):
+                    self.cache.abandon(ref)
+                else:
+                    self.cache.publish(ref, live.tokens, live.lease, self.now)
+            live.saves = []
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), broken=st.booleans())
+    def close(self, data: st.DataObject, broken: bool) -> None:
+        """An end, a cancel or a preemption; also with steps under way, whose captures are then lost."""
+        live = data.draw(st.sampled_from(self.live))
+        self.live.remove(live)
+        if not broken and not self.hybrid:
+            self.device.run()  # commit comes first: `valid` positions have been written
+        self.cache.close(live.lease, live.tokens, 0 if broken else live.position, self.now)
+        for ref in live.saves:
+            self._expect_stale(ref)
+
+    # -- everything else ------------------------------------------------------------------------------------------------------
+    @rule(data=st.data())
+    def pin(self, data: st.DataObject) -> None:
+        """A joiner keeps a snapshot."""
+        tokens = data.draw(st.sampled_from(self.texts))
+        resume = self.cache.match(tokens, self.now)
+        if resume.snapshot is not None:
+            assert self.cache.pin_at(tokens, resume.position) == resume.snapshot
+            self.pins.append(resume.snapshot)
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        ref = data.draw(st.sampled_from(self.pins))
+        self.pins.remove(ref)
+        self.cache.unpin(ref)
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 60.0, 3600.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(sure=st.integers(0, 9))
+    def clear(self, sure: int) -> None:
+        """Everything is forgotten; live sequences go on."""
+        if sure == 0:
+            self.cache.clear()
+            assert self.cache.match(self.texts[-1], self.now).matched_tokens == 0
+
+    @precondition(lambda self: not self.live)
+    @rule()
+    def fill_with_one(self) -> None:
+        """Alone, without pins, a sequence can have every page; it is then given back, and nothing is known any more."""
+        while self.pins:
+            self.cache.unpin(self.pins.pop())
+        lease = self.cache.open((), COLD, self.now)
+        assert lease is not None
+        plan = self.cache.plan
+        assert not self.cache.extend(lease, plan.kv_tokens + 1, self.now)
+        assert self.cache.extend(lease, plan.kv_tokens, self.now)
+        assert sorted(lease.table.pages) == list(range(plan.num_pages))
+        self.cache.close(lease, (), 0, self.now)
+        assert self.cache.stats().published_cells == 0, "a snapshot is left without pages"
+
+    @invariant()
+    def adds_up(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        self.cache.check()
+        stats = self.cache.stats()
+        assert stats.free_pages + stats.cached_pages + stats.held_pages == stats.num_pages
+        assert stats.free_rows == stats.num_rows - len(self.live)
+        assert stats.pinned_cells >= len(set(self.pins))
+        for live in self.live:
+            assert len(live.lease.table) >= -(-live.position // self.device.page_tokens)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        self.device.run()
+        for text in self.texts:
+            self._expect_match(text)
+        for live in self.live:
+            self.cache.close(live.lease, live.tokens, 0, self.now)
+        while self.pins:
+            self.cache.unpin(self.pins.pop())
+        self.cache.clear()
+        self.cache.check()
+        stats = self.cache.stats()
+        assert (stats.free_pages, stats.free_cells, stats.free_rows) == (stats.num_pages, stats.num_cells, stats.num_rows)
+
+    # -- what must hold -------------------------------------------------------------------------------------------------------
+    def _expect_match(self, tokens: Prefix) -> None:
+        """What `match` promises stands in the pages and the cell."""
+        resume = self.cache.match(tokens, self.now)
+        assert 0 <= resume.position <= resume.matched_tokens <= len(tokens)
+        if resume.snapshot is not None:
+            assert self.device.cells[resume.snapshot.cell] == tokens[: resume.position], "the state of other tokens"
+        else:
+            assert resume.position == 0 or not self.hybrid
+        if resume.position == len(tokens):
+            assert resume.snapshot is not None, "no hidden row to sample from"
+        lease = self.cache.open(tokens, resume, self.now)
+        if lease is not None:
+            self.device.expect_known(lease.table.pages, tokens[: resume.position])
+            self.cache.close(lease, tokens, 0, self.now)
+
+    def _expect_stale(self, ref: SnapshotRef) -> None:
+        for use in (self.cache.pin, self.cache.abandon):
+            try:
+                use(ref)
+            except StaleSnapshotError:
+                continue
+            raise AssertionError(f"{ref} was lost with its lease and can still be used")
+
+    def _pages_of(self, live: Live) -> list[int]:
+        return live.lease.table.pages
+
+
+class AttentionOnlyMachine(MemoryMachine):
+    """The same for a model that resumes anywhere."""
+
+    hybrid = False
+
+
+MACHINE = settings(max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
+TestHybrid = MemoryMachine.TestCase
+TestHybrid.settings = MACHINE
+TestAttentionOnly = AttentionOnlyMachine.TestCase
+TestAttentionOnly.settings = MACHINE
