@@ -4,7 +4,7 @@
 .SUFFIXES:
 SHELL := /bin/bash
 
-MODEL ?= tests/data/gguf/tiny-qwen35-hd128-Q4_K_M.gguf
+MODEL ?= tests/data/gguf/tiny-qwen35moe-Q4_K_M.gguf
 PORT ?= 8080
 ARGS ?=
 PYTHON ?= python3

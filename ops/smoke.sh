@@ -7,7 +7,7 @@ set -euo pipefail
 repository=$(cd "$(dirname "$0")/.." && pwd)
 headrace=${HEADRACE:-$repository/.venv/bin/headrace}
 python=${PYTHON:-$repository/.venv/bin/python}
-model=${MODEL:-$repository/tests/data/gguf/tiny-qwen35-hd128-Q4_K_M.gguf}
+model=${MODEL:-$repository/tests/data/gguf/tiny-qwen35moe-Q4_K_M.gguf}
 ready_s=${READY_S:-120}
 
 scratch=$(mktemp -d)
