@@ -1,0 +1,155 @@
+"""POST /v1/chat/completions."""
+
+import uuid
+from collections.abc import Iterator
+
+from aiohttp import web
+from msgspec import UNSET, UnsetType
+
+from svc.errors import RequestError
+from svc.http.generation import Answer, Generation, Piece
+from svc.http.logprobs import chat_logprobs
+from svc.http.middleware import scope_of
+from svc.http.options import GenerationOptions, chat_options, with_known_stop_ids
+from svc.http.reply import reply
+from svc.http.schema import (
+    ChatChoiceOut,
+    ChatChunkChoiceOut,
+    ChatChunkOut,
+    ChatIn,
+    ChatLogprobsOut,
+    ChatOut,
+    DeltaOut,
+    HeadraceOut,
+    MessageOut,
+    UsageOut,
+    decode,
+)
+from svc.http.service import DOOR, Service
+from svc.http.text.chat_template import PromptTokens
+from svc.slots.events import TokenEvent
+
+
+async def create(request: web.Request) -> web.StreamResponse:
+    service = request.app[DOOR].service
+    body = decode(ChatIn, await request.read())
+    service.check_model(body.model)
+    options = with_known_stop_ids(chat_options(body), service.model.vocab_size)
+    prompt = await _prompt(body, service)
+    generation = Generation(service, f"chatcmpl-{uuid.uuid4().hex}", [prompt], options, scope_of(request).arrival_s)
+    return await reply(request, service, generation, ChatDialect(service, generation))
+
+
+async def _prompt(body: ChatIn, service: Service) -> PromptTokens:
+    """The conversation as token ids; a template that refuses it is the client's error."""
+    if service.template is None:
+        raise RequestError("This model has no chat template; use /v1/completions.", param="messages", code="no_chat_template")
+    continued = bool(body.continue_final_message)
+    opened = not continued if body.add_generation_prompt is None else body.add_generation_prompt
+    return await service.template.encode_chat_async(
+        body.messages,
+        tools=None if body.tool_choice == "none" else body.tools,
+        add_generation_prompt=opened,
+        continue_final_message=continued,
+        kwargs=body.chat_template_kwargs,
+    )
+
+
+class ChatDialect:
+    """Chat answers: whole messages, or chunks of deltas that begin with the role."""
+
+    def __init__(self, service: Service, generation: Generation) -> None:
+        self._service = service
+        self._generation = generation
+        self._options: GenerationOptions = generation.options
+        self._kept: dict[int, _Kept] = {}
+        self._unsent: dict[int, list[TokenEvent]] = {}  # tokens whose text is held back, for the next chunk's logprobs
+
+    # -- whole ------------------------------------------------------------------------------------------------------------------
+    def add(self, piece: Piece) -> None:
+        self._kept.setdefault(piece.answer.index, _Kept()).add(piece)
+
+    def whole(self, usage: UsageOut, report: HeadraceOut | None) -> ChatOut:
+        return ChatOut(
+            id=self._generation.id,
+            created=self._generation.created,
+            model=self._service.model.name,
+            system_fingerprint=self._service.fingerprint,
+            choices=[self._choice(answer) for answer in self._generation.answers],
+            usage=usage,
+            prompt_token_ids=self._prompt_ids(self._generation.answers[0]),
+            headrace=report or UNSET,
+        )
+
+    def _choice(self, answer: Answer) -> ChatChoiceOut:
+        kept = self._kept[answer.index]
+        return ChatChoiceOut(
+            index=answer.index,
+            message=MessageOut("".join(kept.texts)),
+            finish_reason=kept.finish_reason,
+            logprobs=self._logprobs(kept.tokens),
+            token_ids=self._token_ids(kept.tokens),
+        )
+
+    # -- stream -----------------------------------------------------------------------------------------------------------------
+    def chunks(self, piece: Piece) -> Iterator[ChatChunkOut]:
+        index = piece.answer.index
+        if index not in self._unsent:
+            self._unsent[index] = []
+            yield self._opening(piece.answer)
+        tokens = self._unsent[index]
+        tokens += piece.tokens
+        if piece.text or (piece.finish_reason and tokens and (self._options.logprobs or self._options.return_token_ids)):
+            self._unsent[index] = []
+            yield self._chunk(
+                ChatChunkChoiceOut(
+                    index, DeltaOut(content=piece.text), logprobs=self._logprobs(tokens), token_ids=self._token_ids(tokens)
+                )
+            )
+        if piece.finish_reason:
+            yield self._chunk(ChatChunkChoiceOut(index, DeltaOut(), finish_reason=piece.finish_reason))
+
+    def _opening(self, answer: Answer) -> ChatChunkOut:
+        chunk = self._chunk(ChatChunkChoiceOut(answer.index, DeltaOut(role="assistant", content="")))
+        chunk.prompt_token_ids = self._prompt_ids(answer)
+        return chunk
+
+    def last_chunk(self, usage: UsageOut | None, report: HeadraceOut | None) -> ChatChunkOut:
+        chunk = self._chunk()
+        chunk.usage = usage or UNSET
+        chunk.headrace = report or UNSET
+        return chunk
+
+    def _chunk(self, *choices: ChatChunkChoiceOut) -> ChatChunkOut:
+        return ChatChunkOut(
+            id=self._generation.id,
+            created=self._generation.created,
+            model=self._service.model.name,
+            system_fingerprint=self._service.fingerprint,
+            choices=list(choices),
+            usage=None if self._options.include_usage else UNSET,
+        )
+
+    # -- both -------------------------------------------------------------------------------------------------------------------
+    def _logprobs(self, tokens: list[TokenEvent]) -> ChatLogprobsOut | None:
+        return chat_logprobs(tokens, self._service.tokenizer) if self._options.logprobs else None
+
+    def _token_ids(self, tokens: list[TokenEvent]) -> list[int] | UnsetType:
+        return [event.token for event in tokens] if self._options.return_token_ids else UNSET
+
+    def _prompt_ids(self, answer: Answer) -> list[int] | UnsetType:
+        return list(answer.prompt.ids) if self._options.return_token_ids else UNSET
+
+
+class _Kept:
+    """The pieces of one answer so far."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.tokens: list[TokenEvent] = []
+        self.finish_reason = ""
+
+    def add(self, piece: Piece) -> None:
+        self.texts.append(piece.text)
+        self.tokens += piece.tokens
+        self.finish_reason = piece.finish_reason or self.finish_reason

@@ -1,0 +1,157 @@
+"""POST /v1/completions."""
+
+import uuid
+from collections.abc import Iterator
+
+from aiohttp import web
+from msgspec import UNSET, UnsetType
+
+from svc.errors import RequestError
+from svc.http.generation import Answer, Generation, Piece
+from svc.http.logprobs import CompletionLogprobs
+from svc.http.middleware import scope_of
+from svc.http.options import GenerationOptions, completion_options, token_id, with_known_stop_ids
+from svc.http.reply import reply
+from svc.http.schema import (
+    CompletionChoiceOut,
+    CompletionIn,
+    CompletionLogprobsOut,
+    CompletionOut,
+    HeadraceOut,
+    UsageOut,
+    decode,
+)
+from svc.http.service import DOOR, Service
+from svc.http.text.chat_template import PromptTokens
+from svc.slots.events import TokenEvent
+
+MAX_PROMPTS = 128
+
+
+async def create(request: web.Request) -> web.StreamResponse:
+    service = request.app[DOOR].service
+    body = decode(CompletionIn, await request.read())
+    service.check_model(body.model)
+    options = with_known_stop_ids(completion_options(body), service.model.vocab_size)
+    prompts = await _prompts(body, service)
+    generation = Generation(service, f"cmpl-{uuid.uuid4().hex}", prompts, options, scope_of(request).arrival_s)
+    return await reply(request, service, generation, CompletionDialect(service, generation, echo=bool(body.echo)))
+
+
+async def _prompts(body: CompletionIn, service: Service) -> list[PromptTokens]:
+    """The prompts as token ids. Control tokens spelled in a text are control tokens: a raw prompt is its author's business."""
+    prompts = []
+    for param, raw in _split(body.prompt):
+        ids = await _prompt_ids(raw, param, service)
+        if not ids:
+            raise RequestError(f"{param} is empty.", param=param)
+        prompts.append(PromptTokens(ids, ()))
+    return prompts
+
+
+async def _prompt_ids(raw: str | list[int], param: str, service: Service) -> list[int]:
+    if isinstance(raw, list):
+        return [token_id(value, f"{param}[{index}]", service.model.vocab_size) for index, value in enumerate(raw)]
+    tokenizer = service.tokenizer
+    ids = await tokenizer.encode_async(raw, parse_special=True)
+    if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
+        ids.insert(0, tokenizer.bos_id)
+    return ids
+
+
+def _split(prompt: str | list[str | int | list[int]]) -> list[tuple[str, str | list[int]]]:
+    """(name, prompt) of each prompt in the four forms that OpenAI allows."""
+    if isinstance(prompt, str):
+        return [("prompt", prompt)]
+    if not prompt:
+        raise RequestError("prompt must not be an empty list.", param="prompt")
+    kind = type(prompt[0])
+    for index, item in enumerate(prompt):
+        if type(item) is not kind:
+            param = f"prompt[{index}]"
+            raise RequestError(f"{param}: strings, token ids and lists of token ids cannot be mixed in one prompt.", param=param)
+    if kind is int:
+        return [("prompt", [item for item in prompt if isinstance(item, int)])]
+    if len(prompt) > MAX_PROMPTS:
+        raise RequestError(f"prompt has {len(prompt)} prompts; at most {MAX_PROMPTS} are allowed.", param="prompt")
+    return [(f"prompt[{index}]", item) for index, item in enumerate(prompt) if not isinstance(item, int)]
+
+
+class CompletionDialect:
+    """Text answers. Choice `i` belongs to prompt `i // n`. A stream's chunks look like the whole, with pieces of text."""
+
+    def __init__(self, service: Service, generation: Generation, *, echo: bool) -> None:
+        self._service = service
+        self._generation = generation
+        self._options: GenerationOptions = generation.options
+        self._echo = echo
+        self._progress: dict[int, _Progress] = {}
+
+    # -- whole ------------------------------------------------------------------------------------------------------------------
+    def add(self, piece: Piece) -> None:
+        self._of(piece.answer).add(piece)
+
+    def whole(self, usage: UsageOut, report: HeadraceOut | None) -> CompletionOut:
+        whole = self._chunk(*(self._take(answer, first=True) for answer in self._generation.answers))
+        whole.usage = usage
+        whole.headrace = report or UNSET
+        return whole
+
+    # -- stream -----------------------------------------------------------------------------------------------------------------
+    def chunks(self, piece: Piece) -> Iterator[CompletionOut]:
+        progress = self._of(piece.answer)
+        progress.add(piece)
+        if progress.text or progress.finish_reason:
+            yield self._chunk(self._take(piece.answer, first=not progress.begun))
+
+    def last_chunk(self, usage: UsageOut | None, report: HeadraceOut | None) -> CompletionOut:
+        chunk = self._chunk()
+        chunk.usage = usage or UNSET
+        chunk.headrace = report or UNSET
+        return chunk
+
+    # -- both -------------------------------------------------------------------------------------------------------------------
+    def _of(self, answer: Answer) -> "_Progress":
+        if answer.index not in self._progress:
+            echoed = self._service.tokenizer.decode(answer.prompt.ids) if self._echo else ""
+            logprobs = CompletionLogprobs(self._service.tokenizer) if self._options.logprobs else None
+            self._progress[answer.index] = _Progress(echoed, logprobs)
+        return self._progress[answer.index]
+
+    def _take(self, answer: Answer, *, first: bool) -> CompletionChoiceOut:
+        """What came since the last call, as a choice."""
+        text, tokens, logprobs, reason = self._of(answer).take()
+        ids: list[int] | UnsetType = [event.token for event in tokens] if self._options.return_token_ids else UNSET
+        prompt_ids: list[int] | UnsetType = list(answer.prompt.ids) if self._options.return_token_ids and first else UNSET
+        return CompletionChoiceOut(answer.index, text, reason, logprobs, prompt_ids, ids)
+
+    def _chunk(self, *choices: CompletionChoiceOut) -> CompletionOut:
+        return CompletionOut(
+            id=self._generation.id,
+            created=self._generation.created,
+            model=self._service.model.name,
+            system_fingerprint=self._service.fingerprint,
+            choices=list(choices),
+            usage=None if self._options.include_usage else UNSET,
+        )
+
+
+class _Progress:
+    """What one answer has that was not sent yet."""
+
+    def __init__(self, echoed: str, logprobs: CompletionLogprobs | None) -> None:
+        self.text = echoed
+        self.finish_reason: str | None = None
+        self.begun = False
+        self._tokens: list[TokenEvent] = []
+        self._logprobs = logprobs
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self._tokens += piece.tokens
+        self.finish_reason = piece.finish_reason
+
+    def take(self) -> tuple[str, list[TokenEvent], CompletionLogprobsOut | None, str | None]:
+        text, tokens = self.text, self._tokens
+        self.text, self._tokens, self.begun = "", [], True
+        return text, tokens, self._logprobs.of(tokens) if self._logprobs else None, self.finish_reason

@@ -1,0 +1,30 @@
+"""GET /v1/models and /v1/models/{model}, and GET /: what is served here."""
+
+from aiohttp import web
+
+from svc.http.errors import model_not_found
+from svc.http.reply import json_response
+from svc.http.schema import ModelOut, ModelsOut
+from svc.http.service import DOOR, Service
+
+
+async def index(request: web.Request) -> web.Response:
+    """GET and HEAD /: some clients knock here first. Answers also while loading."""
+    return json_response({"name": "headrace", "status": request.app[DOOR].readiness.value})
+
+
+async def list_all(request: web.Request) -> web.Response:
+    return json_response(ModelsOut([_model(request.app[DOOR].service)]))
+
+
+async def show(request: web.Request) -> web.Response:
+    service = request.app[DOOR].service
+    asked = request.match_info["model"]
+    if asked != service.model.name:
+        raise model_not_found(asked)
+    return json_response(_model(service))
+
+
+def _model(service: Service) -> ModelOut:
+    model = service.model
+    return ModelOut(model.name, model.created, service.engine.context_tokens, model.meta)

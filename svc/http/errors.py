@@ -1,0 +1,96 @@
+"""Every way a request can fail, as one OpenAI-shaped answer: `{"error": {"message", "type", "param", "code"}}`."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+from aiohttp import web
+
+from svc.errors import DrainingError, HeadraceError, QueueFullError, RequestError
+
+CONTENT_TYPE = "application/json"
+RETRY_WHEN_UNAVAILABLE_S = 5.0
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """One failed request: what the client is told. `param` names the field at fault, `code` is a stable word."""
+
+    status: int
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.message
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The JSON object of a response, or of the event that ends a stream."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> web.Response:
+        headers = dict(self.headers)
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        return web.Response(status=self.status, body=msgspec.json.encode(self.body()), content_type=CONTENT_TYPE, headers=headers)
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    """503: the server cannot answer now, but may soon."""
+    return ApiError(503, message, "unavailable_error", code=code, retry_after_s=RETRY_WHEN_UNAVAILABLE_S)
+
+
+def model_not_found(model: str) -> ApiError:
+    return ApiError(404, f"The model {model[:200]!r} does not exist here.", "invalid_request_error", "model", "model_not_found")
+
+
+def internal_error(request_id: str) -> ApiError:
+    """500 without internals: the log has them under the request's id."""
+    message = f"The server failed to answer this request; its log says why under request id {request_id}."
+    return ApiError(500, message, "server_error", code="internal_error")
+
+
+def is_our_bug(error: BaseException) -> bool:
+    """Whether nobody but us can be blamed: to be logged with a traceback."""
+    return not isinstance(error, ApiError | HeadraceError | web.HTTPException)
+
+
+def api_error(error: Exception, request: web.Request, request_id: str) -> ApiError:
+    """The answer to any exception that a handler raised."""
+    match error:
+        case ApiError():
+            return error
+        case RequestError():
+            return ApiError(400, str(error), "invalid_request_error", error.param, error.code)
+        case QueueFullError():
+            return ApiError(429, str(error), "rate_limit_error", code="queue_full", retry_after_s=error.retry_after_s)
+        case DrainingError():
+            return unavailable(str(error) or "The server is shutting down.", "draining")
+        case web.HTTPException():
+            return _of_aiohttp(error, request)
+    return internal_error(request_id)
+
+
+def _of_aiohttp(error: web.HTTPException, request: web.Request) -> ApiError:
+    """What aiohttp itself raises: unknown routes, methods and bodies that are too large."""
+    path = request.path[:200]
+    match error:
+        case web.HTTPNotFound():
+            return ApiError(404, f"There is no {request.method} {path} here.", "invalid_request_error", code="unknown_url")
+        case web.HTTPMethodNotAllowed():
+            allowed = ", ".join(sorted(error.allowed_methods))
+            message = f"{path} does not take {request.method}, only {allowed}."
+            return ApiError(405, message, "invalid_request_error", code="method_not_allowed", headers={"Allow": allowed})
+        case web.HTTPRequestEntityTooLarge():
+            message = f"The request body is larger than the {request.app[BODY_LIMIT]} bytes allowed here."
+            return ApiError(413, message, "invalid_request_error", code="body_too_large")
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    return ApiError(error.status, error.reason or "The request failed.", kind)
+
+
+BODY_LIMIT = web.AppKey("body_limit", int)
+"""`max_body_bytes` of the configuration."""

@@ -1,0 +1,63 @@
+"""Log probabilities as the two OpenAI dialects write them."""
+
+import codecs
+
+from svc.http.schema import ChatLogprobsOut, CompletionLogprobsOut, LogprobOut, TopLogprobOut
+from svc.http.text.tokenizer import Tokenizer
+from svc.slots.events import TokenEvent
+
+LOWEST = -9999.0  # OpenAI's number for "impossible"; JSON has no infinity
+
+_new_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+def chat_logprobs(tokens: list[TokenEvent], tokenizer: Tokenizer) -> ChatLogprobsOut:
+    """One entry per token, with its bytes: joined, they are the answer also where a token is half a character."""
+    content = []
+    for event in tokens:
+        top = [TopLogprobOut(*_named(token, logprob, tokenizer)) for token, logprob in event.top]
+        content.append(LogprobOut(*_named(event.token, event.logprob, tokenizer), top))
+    return ChatLogprobsOut(content)
+
+
+class CompletionLogprobs:
+    """The old form needs to know where in the text each token begins. One object per answer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._offset = 0
+        self._decoder = _new_decoder("replace")
+
+    def of(self, tokens: list[TokenEvent]) -> CompletionLogprobsOut:
+        """The entries of the answer's next tokens."""
+        out = CompletionLogprobsOut([], [], [], [])
+        for event in tokens:
+            name, logprob = self._name(event.token), _finite(event.logprob)
+            out.tokens.append(name)
+            out.token_logprobs.append(logprob)
+            out.top_logprobs.append({self._name(token): _finite(best) for token, best in event.top} | {name: logprob})
+            out.text_offset.append(self._offset)
+            self._offset += len(self._decoder.decode(_bytes_of(event.token, self._tokenizer)))
+        return out
+
+    def _name(self, token: int) -> str:
+        """The token's text; OpenAI's spelling where it is no UTF-8 by itself, so that two such tokens keep two names."""
+        raw = _bytes_of(token, self._tokenizer)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _named(token: int, logprob: float, tokenizer: Tokenizer) -> tuple[str, float, list[int]]:
+    raw = _bytes_of(token, tokenizer)
+    return raw.decode("utf-8", "replace"), _finite(logprob), list(raw)
+
+
+def _bytes_of(token: int, tokenizer: Tokenizer) -> bytes:
+    """Empty for a token beyond the vocabulary: the model's output may have more rows."""
+    return tokenizer.token_bytes(token) if token < tokenizer.vocab_size else b""
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST)

@@ -1,0 +1,293 @@
+"""The JSON that clients send and get, as Structs. Unknown request fields are ignored: every agent sends some.
+
+What a field means and which values are allowed is checked in `options.py`; here are only names and types.
+"""
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from svc.errors import RequestError
+
+JsonObject = dict[str, Any]
+
+
+# -- requests -----------------------------------------------------------------------------------------------------------------
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+
+
+class GenerationIn(Struct, kw_only=True):
+    """What chat and completions have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    n: int | None = None
+    ignore_eos: bool | None = None
+    cache_prompt: bool | None = None
+    return_token_ids: bool | None = None
+    cache_report: bool | None = None
+
+    # Known, but not supported yet: refused when they would change the answer (options.py has the values that do not).
+    logit_bias: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    repetition_penalty: Any = None
+    repeat_penalty: Any = None
+    response_format: Any = None
+    grammar: Any = None
+    json_schema: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    min_tokens: Any = None
+
+
+class ChatIn(GenerationIn, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[JsonObject]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
+    chat_template_kwargs: JsonObject | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    audio: Any = None
+    modalities: Any = None
+    web_search_options: Any = None
+    functions: Any = None
+    function_call: Any = None
+
+
+class CompletionIn(GenerationIn, kw_only=True):
+    """POST /v1/completions. `prompt`: a string, a list of strings, a list of token ids, or a list of such lists."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+
+    suffix: Any = None
+    best_of: Any = None
+
+
+class TokenizeIn(Struct):
+    """POST /tokenize, as llama-server's."""
+
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeIn(Struct):
+    """POST /detokenize, as llama-server's."""
+
+    tokens: list[int]
+
+
+In = TypeVar("In", bound=Struct)
+
+_AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
+
+
+def decode(kind: type[In], body: bytes) -> In:
+    """A request body as a Struct; RequestError with the path of the field at fault."""
+    if not body.strip():
+        raise RequestError("The request body is empty; a JSON object is expected.")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _request_error(str(error)) from None
+    except msgspec.DecodeError as error:
+        raise RequestError(f"The request body is not valid JSON: {str(error)[:200]}.", code="invalid_json") from None
+    except RecursionError:
+        raise RequestError("The request body is nested too deeply.", code="invalid_json") from None
+
+
+def _request_error(message: str) -> RequestError:
+    at = _AT.search(message)
+    path = at["path"] if at else ""
+    missing = _MISSING.search(message)
+    if missing:
+        param = f"{path}.{missing['field']}" if path else missing["field"]
+        return RequestError(f"{param} is required.", param=param, code="missing_field")
+    text = message[: at.start()] if at else message
+    return RequestError(f"{path or 'The request body'}: {text}.", param=path or None, code="invalid_type")
+
+
+# -- answers ------------------------------------------------------------------------------------------------------------------
+
+
+class PromptTokensDetails(Struct):
+    cached_tokens: int
+
+
+class UsageOut(Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class CacheReportOut(Struct):
+    """Why prompt tokens were evaluated (asked for with `cache_report`)."""
+
+    matched_tokens: int
+    resumed_at: int
+    reason: str
+
+
+class HeadraceOut(Struct, omit_defaults=True):
+    """What no other server says: the cache report of the first answer, and those of all when there are several."""
+
+    cache: CacheReportOut
+    caches: list[CacheReportOut] | UnsetType = UNSET
+
+
+class TopLogprobOut(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class LogprobOut(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprobOut]
+
+
+class ChatLogprobsOut(Struct):
+    content: list[LogprobOut]
+    refusal: None = None
+
+
+class MessageOut(Struct):
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoiceOut(Struct):
+    index: int
+    message: MessageOut
+    finish_reason: str
+    logprobs: ChatLogprobsOut | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatOut(Struct):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoiceOut]
+    usage: UsageOut
+    object: str = "chat.completion"
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    headrace: HeadraceOut | UnsetType = UNSET
+
+
+class DeltaOut(Struct):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoiceOut(Struct):
+    index: int
+    delta: DeltaOut
+    finish_reason: str | None = None
+    logprobs: ChatLogprobsOut | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunkOut(Struct):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoiceOut]
+    object: str = "chat.completion.chunk"
+    usage: UsageOut | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    headrace: HeadraceOut | UnsetType = UNSET
+
+
+class CompletionLogprobsOut(Struct):
+    """The old form: four lists, one entry per token. A best list also has the sampled token when it is not among the best."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoiceOut(Struct):
+    index: int
+    text: str
+    finish_reason: str | None = None
+    logprobs: CompletionLogprobsOut | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class CompletionOut(Struct):
+    """A whole answer, and also a chunk of a streamed one: the completions dialect has one shape for both."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoiceOut]
+    object: str = "text_completion"
+    usage: UsageOut | UnsetType | None = UNSET
+    headrace: HeadraceOut | UnsetType = UNSET
+
+
+class ModelOut(Struct):
+    id: str
+    created: int
+    max_model_len: int
+    meta: JsonObject
+    object: str = "model"
+    owned_by: str = "headrace"
+
+
+class ModelsOut(Struct):
+    data: list[ModelOut]
+    object: str = "list"
+
+
+class TokenPieceOut(Struct):
+    """`piece` is text, or a list of bytes where the token is no UTF-8 by itself."""
+
+    id: int
+    piece: str | list[int]
+
+
+class TokenizeOut(Struct):
+    tokens: list[int] | list[TokenPieceOut]
+
+
+class DetokenizeOut(Struct):
+    content: str

@@ -1,0 +1,63 @@
+"""The HTTP server: builds the application, opens the port, closes it again."""
+
+import errno
+
+from aiohttp import web
+
+from svc.errors import ConfigError
+from svc.http.errors import BODY_LIMIT
+from svc.http.middleware import add_headers, with_errors, with_scope
+from svc.http.routes import add_routes
+from svc.http.service import DOOR, LOGGER, METRICS, Door
+from svc.log import Logger
+from svc.metrics import Metrics
+
+KEEP_ALIVE_S = 75.0  # of idle connections: longer than proxies keep theirs, so that they close first
+CLOSE_S = 5.0  # what handlers get to write their last words at the end; the engine has drained before
+
+
+class HttpServer:
+    """One listening port. Owner of aiohttp's runner."""
+
+    def __init__(self, door: Door, metrics: Metrics, logger: Logger, *, max_body_bytes: int) -> None:
+        app = web.Application(middlewares=[with_scope, with_errors], client_max_size=max_body_bytes)
+        app[DOOR], app[METRICS], app[LOGGER], app[BODY_LIMIT] = door, metrics, logger, max_body_bytes
+        app.on_response_prepare.append(add_headers)
+        add_routes(app)
+        self._runner = web.AppRunner(
+            app,
+            handler_cancellation=True,  # without it a client that left is noticed only at the next write
+            access_log=None,
+            keepalive_timeout=KEEP_ALIVE_S,
+            shutdown_timeout=CLOSE_S,
+        )
+
+    async def start(self, host: str, port: int) -> str:
+        """Listens and answers from now on; gives the URL. ConfigError when the address cannot be had."""
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host, port).start()
+        except (OSError, OverflowError) as error:
+            await self._runner.cleanup()
+            raise ConfigError(_why(error, host, port)) from None
+        return _url(host, self._runner.addresses[0][1])
+
+    async def stop(self) -> None:
+        """Closes the port, lets handlers finish for a moment, ends the rest."""
+        await self._runner.cleanup()
+
+
+def _why(error: Exception, host: str, port: int) -> str:
+    number = error.errno if isinstance(error, OSError) else None
+    match number:
+        case errno.EADDRINUSE:
+            return f"port {port} on {host} is in use by another program"
+        case errno.EACCES:
+            return f"port {port} on {host} may not be used by this user"
+        case errno.EADDRNOTAVAIL:
+            return f"host {host} is not an address of this machine"
+    return f"cannot listen on host {host}, port {port}: {error}"
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

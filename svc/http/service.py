@@ -1,0 +1,147 @@
+"""What handlers may use: a `Service`, built whole once the model is loaded, and the `Door` that leads to it."""
+
+import enum
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from aiohttp import web
+
+from svc.http.errors import ApiError, model_not_found, unavailable
+from svc.http.schema import JsonObject
+from svc.http.text.chat_template import ChatTemplate
+from svc.http.text.tokenizer import Tokenizer
+from svc.log import Logger
+from svc.metrics import Metrics
+from svc.slots.engine import EngineState
+from svc.slots.request import Request
+from svc.slots.stats import EngineStats
+from svc.slots.stream import TokenStream
+
+STALLED_AFTER_S = 120.0  # no step completed for so long while there is work: the device hangs
+
+
+class EngineApi(Protocol):
+    """The part of `svc.slots.engine.Engine` that http uses."""
+
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def last_progress_s(self) -> float: ...
+
+    @property
+    def context_tokens(self) -> int: ...
+
+    def validate(self, prompt_tokens: int, max_tokens: int | None) -> int: ...
+
+    def submit(self, request: Request) -> TokenStream: ...
+
+    def stats(self) -> EngineStats: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What clients are told about the model."""
+
+    name: str
+    created: int  # Unix seconds
+    vocab_size: int  # token ids a prompt may have: 0 to vocab_size - 1
+    meta: JsonObject  # llama-server's names: n_ctx_train, n_embd, n_vocab, size, n_params
+    strict_name: bool = False  # whether a request must name it right
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Everything an endpoint needs to answer."""
+
+    engine: EngineApi
+    tokenizer: Tokenizer
+    template: ChatTemplate | None  # None: the model file has none, chat is refused
+    model: ModelInfo
+    fingerprint: str  # `system_fingerprint` of answers: changes when answers may
+    metrics: Metrics
+    keep_alive_s: float = 5.0
+
+    def check_model(self, asked: str | None) -> None:
+        """404 for another model's name, if the configuration wants that."""
+        if self.model.strict_name and asked is not None and asked != self.model.name:
+            raise model_not_found(asked)
+
+
+class Readiness(enum.Enum):
+    """What /readyz says, and why."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    STALLED = "stalled"
+    FAILED = "failed"
+
+
+_OF_ENGINE = {
+    EngineState.STARTING: Readiness.LOADING,
+    EngineState.READY: Readiness.READY,
+    EngineState.DRAINING: Readiness.DRAINING,
+    EngineState.STOPPED: Readiness.DRAINING,
+    EngineState.FAILED: Readiness.FAILED,
+}
+
+_MESSAGES = {
+    Readiness.LOADING: "Loading model",  # llama-server's words: scripts wait for them
+    Readiness.DRAINING: "The server is shutting down",
+    Readiness.STALLED: "The compute device does not answer",
+    Readiness.FAILED: "The compute device has failed; the server needs a restart",
+}
+
+
+class Door:
+    """Closed while the model loads; `open` once, with a complete `Service`. Owner of the answer to "is it ready?"."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` must be the engine's."""
+        self._clock = clock
+        self._service: Service | None = None
+        self._draining = False
+
+    def open(self, service: Service) -> None:
+        assert self._service is None, "the door is open already"
+        self._service = service
+
+    def drain(self) -> None:
+        """From now on not ready, whatever the engine says (it may not exist yet)."""
+        self._draining = True
+
+    @property
+    def readiness(self) -> Readiness:
+        if self._draining:
+            return Readiness.DRAINING
+        if self._service is None:
+            return Readiness.LOADING
+        engine = self._service.engine
+        if engine.state is EngineState.READY and self._clock() - engine.last_progress_s > STALLED_AFTER_S and _has_work(engine):
+            return Readiness.STALLED
+        return _OF_ENGINE[engine.state]
+
+    def refusal(self, readiness: Readiness) -> ApiError:
+        """The 503 of a server that is not ready."""
+        return unavailable(_MESSAGES[readiness], readiness.value)
+
+    @property
+    def service(self) -> Service:
+        """The service; raises a 503 while there is none or it ends. A stalled or failed engine refuses by itself."""
+        if self._service is None or self._draining:
+            raise self.refusal(self.readiness)
+        return self._service
+
+
+def _has_work(engine: EngineApi) -> bool:
+    stats = engine.stats()
+    return stats.num_running + stats.num_waiting > 0
+
+
+# What an application carries for its handlers.
+DOOR = web.AppKey("door", Door)
+METRICS = web.AppKey("metrics", Metrics)
+LOGGER = web.AppKey("logger", Logger)

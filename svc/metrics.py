@@ -1,0 +1,135 @@
+"""Everything counted, published for Prometheus. What the engine counts itself is read at scrape time; here live only histograms.
+
+Names are those that dashboards of other servers know, with `headrace_` in front.
+"""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from svc.slots.events import Finished
+from svc.slots.request import Request
+from svc.slots.stats import EngineStats
+
+PREFIX = "headrace_"
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+_TOKENS = (0, 1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
+
+
+class Metrics:
+    """Owner of the process's registry. Made once, before the model is loaded; `follow` the engine as soon as there is one."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._first = self._seconds("time_to_first_token_seconds", "From the arrival of an HTTP request to its first token")
+        self._next = self._seconds("inter_token_latency_seconds", "Between two tokens of an answer")
+        self._whole = self._seconds("e2e_request_latency_seconds", "From the submission of an answer to its end")
+        self._queue = self._seconds("request_queue_time_seconds", "Waiting for a seat")
+        self._prefill = self._seconds("request_prefill_time_seconds", "From the seat to the first token")
+        self._decode = self._seconds("request_decode_time_seconds", "From the first token to the end")
+        self._rewind = Histogram(
+            PREFIX + "snapshot_rewind_tokens",
+            "Known prompt tokens that had to be evaluated again because no snapshot stood at their end",
+            buckets=_TOKENS,
+            registry=self.registry,
+        )
+        self._reprocessed = self._counter("reprocessed_tokens", "Prompt tokens evaluated, by the reason why", ("reason",))
+        self._http = self._counter("http_requests", "HTTP requests answered; 499: the client left first", ("route", "status"))
+
+    def _seconds(self, name: str, text: str) -> Histogram:
+        return Histogram(PREFIX + name, text, buckets=_SECONDS, registry=self.registry)
+
+    def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> Counter:
+        return Counter(PREFIX + name, text, labels, registry=self.registry)
+
+    def first_token(self, seconds: float) -> None:
+        self._first.observe(seconds)
+
+    def next_token(self, seconds: float) -> None:
+        self._next.observe(seconds)
+
+    def finished(self, request: Request, finished: Finished) -> None:
+        """One answer has ended: the engine's `on_finished`."""
+        timing, usage, cache = finished.timing, finished.usage, finished.cache
+        self._whole.observe(timing.queue_s + timing.prefill_s + timing.decode_s)
+        self._queue.observe(timing.queue_s)
+        self._prefill.observe(timing.prefill_s)
+        self._decode.observe(timing.decode_s)
+        self._rewind.observe(max(0, cache.matched_tokens - cache.resumed_at))
+        if cache.reason:  # it has been seated
+            self._reprocessed.labels(cache.reason).inc(usage.prompt_tokens - usage.cached_tokens)
+
+    def http_request(self, route: str, status: int) -> None:
+        """`route` is the pattern, never the path: labels must stay few."""
+        self._http.labels(route, str(status)).inc()
+
+    def follow(self, stats: Callable[[], EngineStats]) -> None:
+        """Publishes the engine's own numbers, read at each scrape."""
+        self.registry.register(_EngineCollector(stats))
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """(body, content type) for a scraper's Accept header."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+
+class _EngineCollector(Collector):
+    """The engine's and the cache's counters and levels as metric families."""
+
+    def __init__(self, stats: Callable[[], EngineStats]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        yield from _gauges(stats)
+        yield from _counters(stats)
+        reasons = CounterMetricFamily(PREFIX + "request_success", "Answers ended, by how", labels=["finished_reason"])
+        for reason, count in stats.counters.finished.items():
+            reasons.add_metric([reason.value], count)
+        yield reasons
+
+
+def _gauges(stats: EngineStats) -> Iterator[Metric]:
+    cache = stats.cache
+    used_pages = cache.num_pages - cache.free_pages
+    levels = {
+        "num_requests_running": ("Sequences with a seat", stats.num_running),
+        "num_requests_waiting": ("Sequences waiting for a seat", stats.num_waiting),
+        "num_seats": ("Sequences that can be live at once", stats.num_seats),
+        "kv_cache_usage_perc": ("Share of KV pages held by live sequences, 0 to 1", cache.held_pages / max(1, cache.num_pages)),
+        "kv_pages_capacity": ("KV pages", cache.num_pages),
+        "kv_pages_used": ("KV pages held by live sequences or kept for reuse", used_pages),
+        "kv_pages_held": ("KV pages held by live sequences", cache.held_pages),
+        "snapshot_ring_capacity": ("Snapshot cells", cache.num_cells),
+        "snapshot_ring_used": ("Snapshot cells in use", cache.num_cells - cache.free_cells),
+        "snapshot_ring_stranded": ("Snapshots whose pages are gone", cache.stranded_cells),
+        "snapshot_ring_pinned": ("Snapshots that may not be evicted now", cache.pinned_cells),
+    }
+    for name, (text, value) in levels.items():
+        yield GaugeMetricFamily(PREFIX + name, text, value)
+
+
+def _counters(stats: EngineStats) -> Iterator[Metric]:
+    engine, memory = stats.counters, stats.cache.counters
+    counts = {
+        "prompt_tokens": ("Prompt tokens of ended answers", engine.prompt_tokens),
+        "prompt_tokens_cached": ("Prompt tokens of ended answers that were not evaluated", engine.cached_tokens),
+        "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache", engine.prompt_tokens),
+        "prefix_cache_hits": ("Prompt tokens found in the prefix cache", engine.cached_tokens),
+        "generation_tokens": ("Tokens generated", engine.generated_tokens),
+        "prefill_tokens": ("Prompt tokens evaluated", engine.prefill_tokens),
+        "decode_tokens": ("Generated tokens evaluated", engine.decode_tokens),
+        "steps": ("Steps of the device", engine.steps),
+        "step_seconds": ("Seconds the device worked", engine.step_s),
+        "num_preemptions": ("Sequences that lost their seat for lack of pages", engine.preemptions),
+        "snapshot_created": ("Snapshots published", memory.num_published),
+        "snapshot_restored": ("Snapshots copied into a seat", engine.restores),
+        "snapshot_evicted": ("Snapshots evicted", memory.num_evicted_snapshots),
+        "snapshot_skipped": ("Snapshots wanted, but no cell was worth taking", memory.num_skipped),
+        "kv_pages_evicted": ("KV pages evicted", memory.evicted_pages),
+    }
+    for name, (text, value) in counts.items():
+        yield CounterMetricFamily(PREFIX + name, text, value)

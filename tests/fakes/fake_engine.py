@@ -1,0 +1,128 @@
+"""An engine without a model: it says what a script tells it to say, and remembers who was submitted and who was cancelled."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from svc.errors import RequestError
+from svc.memory.stats import CacheStats
+from svc.memory.stats import Counters as CacheCounters
+from svc.slots.engine import EngineState
+from svc.slots.events import CacheReport, Finished, FinishReason, Timing, TokenEvent, Usage
+from svc.slots.request import Request
+from svc.slots.stats import Counters, EngineStats
+from svc.slots.stream import TokenStream
+
+Script = Callable[[Request], Iterable[int | TokenEvent]]
+
+
+def saying(text: str) -> Script:
+    """A script: the bytes of `text` (a byte is a token of the test vocabulary), then the end of the answer."""
+    return lambda request: [*text.encode(), *sorted(request.stop_ids)[:1]]
+
+
+@dataclass(eq=False)
+class FakeSequence:
+    """One submitted request, driven by hand (`say`, `end`, `fail`) or by the engine's script."""
+
+    request: Request
+    stream: TokenStream
+    cached_tokens: int
+    on_end: Callable[["FakeSequence", Finished], None]
+    cancelled: bool = False
+    generated: list[int] = field(default_factory=list)
+
+    def say(self, event: int | TokenEvent) -> None:
+        """One sampled token, with the engine's own rules for where an answer ends."""
+        token = event if isinstance(event, TokenEvent) else TokenEvent(event, -1.0, ())
+        if token.token in self.request.stop_ids:
+            return self.end(FinishReason.STOP)
+        self.generated.append(token.token)
+        stopped = self.request.on_token is not None and self.request.on_token(token.token)
+        self.stream.push(token)
+        if stopped:
+            self.end(FinishReason.STOP)
+        elif len(self.generated) >= self.request.max_tokens:
+            self.end(FinishReason.LENGTH)
+
+    def end(self, reason: FinishReason, error: str | None = None) -> None:
+        usage = Usage(len(self.request.prompt), self.cached_tokens, len(self.generated))
+        finished = Finished(reason, usage, Timing(0.25, 0.5, 1.0), CacheReport(3, 2, "no_snapshot"), error)
+        self.stream.push(finished)
+        self.on_end(self, finished)
+
+    @property
+    def ended(self) -> bool:
+        return self.stream.finished is not None
+
+
+class FakeEngine:
+    """The part of Engine that http uses. With a script it answers by itself, one token per turn of the loop."""
+
+    def __init__(
+        self, script: Script | None = None, *, context_tokens: int = 4096, cached: Callable[[Request], int] | None = None
+    ) -> None:
+        """Without a script every sequence is driven by hand: `await engine.submitted.get()`."""
+        self.state = EngineState.READY
+        self.last_progress_s = 0.0
+        self.context_tokens = context_tokens
+        self.script = script
+        self.refusal: Exception | None = None  # raised by the next submits
+        self.on_finished: Callable[[Request, Finished], None] | None = None
+        self.sequences: list[FakeSequence] = []
+        self.submitted: asyncio.Queue[FakeSequence] = asyncio.Queue()
+        self.cancelled: asyncio.Queue[FakeSequence] = asyncio.Queue()
+        self._cached = cached or (lambda request: 0)
+        self._playing: set[asyncio.Task[None]] = set()
+
+    def validate(self, prompt_tokens: int, max_tokens: int | None) -> int:
+        if prompt_tokens > self.context_tokens:
+            raise RequestError("This model's maximum context length is exceeded", param="prompt", code="context_length_exceeded")
+        room = self.context_tokens - prompt_tokens + 1
+        return room if max_tokens is None else min(max_tokens, room)
+
+    def submit(self, request: Request) -> TokenStream:
+        if self.refusal is not None:
+            raise self.refusal
+        stream = TokenStream(request.id, lambda: self._cancel(sequence))
+        sequence = FakeSequence(request, stream, self._cached(request), self._ended)
+        self.sequences.append(sequence)
+        self.submitted.put_nowait(sequence)
+        if self.script is not None:
+            task = asyncio.get_running_loop().create_task(self._play(sequence, iter(self.script(request))))
+            self._playing.add(task)
+            task.add_done_callback(self._playing.discard)
+        return stream
+
+    async def _play(self, sequence: FakeSequence, script: Iterator[int | TokenEvent]) -> None:
+        while not sequence.ended:
+            await asyncio.sleep(0)
+            if sequence.ended:
+                return
+            event = next(script, None)
+            if event is None or sequence.request.max_tokens == 0:
+                sequence.end(FinishReason.LENGTH)
+            else:
+                sequence.say(event)
+
+    def _cancel(self, sequence: FakeSequence) -> None:
+        sequence.cancelled = True
+        sequence.end(FinishReason.CANCELLED)
+        self.cancelled.put_nowait(sequence)
+
+    def _ended(self, sequence: FakeSequence, finished: Finished) -> None:
+        if self.on_finished is not None:
+            self.on_finished(sequence.request, finished)
+
+    @property
+    def num_open(self) -> int:
+        return sum(not sequence.ended for sequence in self.sequences)
+
+    def stats(self) -> EngineStats:
+        cache = CacheStats(
+            num_pages=10, free_pages=4, cached_pages=4, held_pages=2, num_rows=2, free_rows=1, num_cells=8, free_cells=5,
+            reserved_cells=0, published_cells=3, stranded_cells=1, pinned_cells=0, num_nodes=3,
+            counters=CacheCounters(num_published=7, num_evicted_snapshots=4),
+        )  # fmt: skip
+        counters = Counters(steps=11, generated_tokens=42, prompt_tokens=100, cached_tokens=60, restores=5)
+        return EngineStats(num_running=self.num_open, num_waiting=3, num_seats=2, counters=counters, cache=cache)

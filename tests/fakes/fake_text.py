@@ -1,0 +1,43 @@
+"""A vocabulary small enough to see through: token `b` is byte `b`, then three control tokens. The text side itself is the real one."""
+
+from svc.http.text.chat_template import ChatTemplate
+from svc.http.text.pretokenize import byte_alphabet
+from svc.http.text.tokenizer import Tokenizer, TokenType
+
+IM_START, IM_END, END_OF_TEXT = 256, 257, 258
+VOCAB_SIZE = 259
+
+CHATML = (
+    "{% if tools %}<|im_start|>tools\n{{ tools | length }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'assistant' and m.content == 'refuse' %}{{ raise_exception('no such answer') }}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if mood is defined %}{{ mood }}{% endif %}{% endif %}"
+)
+
+
+def byte_tokenizer() -> Tokenizer:
+    letters = sorted(byte_alphabet(), key=byte_alphabet().__getitem__)
+    return Tokenizer(
+        [*letters, "<|im_start|>", "<|im_end|>", "<|endoftext|>"],
+        [TokenType.NORMAL] * 256 + [TokenType.CONTROL] * 3,
+        [],
+        "qwen2",
+        eos_id=IM_END,
+    )
+
+
+def chatml(tokenizer: Tokenizer) -> ChatTemplate:
+    return ChatTemplate(CHATML, tokenizer)
+
+
+def ids(text: str) -> list[int]:
+    """Token ids of a rendered prompt, written down independently of the tokenizer."""
+    out: list[int] = []
+    controls = {"<|im_start|>": IM_START, "<|im_end|>": IM_END, "<|endoftext|>": END_OF_TEXT}
+    while text:
+        found = next((control for control in controls if text.startswith(control)), None)
+        out += [controls[found]] if found else list(text[0].encode())
+        text = text[len(found) if found else 1 :]
+    return out
