@@ -59,7 +59,7 @@ def find_join(sequence: Sequence, resume: ResumePoint, seated: Iterable[Slot]) -
 
 
 class JoinRoom:
-    """Waiters and their leaders. Owner: the scheduler. A waiter holds no seat and no page, only a pin on the capture it waits for."""
+    """Waiters and their leaders. Owner: the scheduler. A waiter holds no seat and no page, only a pin on its capture."""
 
     def __init__(self, cache: SequenceCache) -> None:
         self._cache = cache
@@ -78,11 +78,11 @@ class JoinRoom:
         return sequence in self._waiters
 
     def advanced(self, leader: Sequence, position: int) -> None:
-        """The leader's state up to `position` is committed: those who waited for no more go on, their capture pinned if it exists."""
+        """The leader's state up to `position` is committed: those who waited for no more go on, their capture pinned if there."""
         for waiter in [w for w in self._waiters if w.join and w.join.leader is leader and w.join.position <= position]:
             assert waiter.join is not None
-            waiter.join.pinned = self._cache.pin_at(waiter.tokens, waiter.join.position)
             self._waiters.remove(waiter)
+            waiter.join.pinned = self._cache.pin_at(waiter.tokens, waiter.join.position)
 
     def left(self, leader: Sequence) -> None:
         """The leader is gone (ended, preempted, failed): its waiters go on from the deepest snapshot there is."""

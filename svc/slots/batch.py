@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from svc.compute.backend import Capture, PageCopy, Piece, RowCell, Sample, StepBatch
 from svc.memory.sequence_cache import SequenceCache
 from svc.memory.snapshot_ring import SnapshotRef
@@ -16,7 +14,7 @@ class PlannedPiece:
 
     slot: Slot
     end: int
-    captures: list[SnapshotRef]
+    captures: list[tuple[int, SnapshotRef]]  # (position, cell)
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +58,7 @@ def build_batch(plan: StepPlan, cache: SequenceCache) -> StepBatch:
         restores=restores,
         pieces=[_piece(planned) for planned in plan.pieces],
         captures=[
-            Capture(index, cache.position(ref), ref.cell) for index, planned in enumerate(plan.pieces) for ref in planned.captures
+            Capture(index, position, ref.cell) for index, planned in enumerate(plan.pieces) for position, ref in planned.captures
         ],
         samples=[_sample(slot) for slot in plan.sampling],
     )
@@ -71,7 +69,7 @@ def _piece(planned: PlannedPiece) -> Piece:
     return Piece(
         row=slot.lease.row,
         start=slot.position,
-        tokens=np.array(slot.sequence.tokens[slot.position : planned.end], np.int32),
+        tokens=slot.sequence.tokens[slot.position : planned.end].copy(),
         pages=slot.lease.table.array(planned.end),
     )
 

@@ -43,6 +43,28 @@ class JoinWait:
     pinned: SnapshotRef | None = None  # the capture, once published: held until the waiter has resumed
 
 
+class TokenBuffer:
+    """Token ids that grow at the end, seen as one int32 array without converting: prompts are long and looked at often."""
+
+    def __init__(self, tokens: tuple[int, ...]) -> None:
+        self._buffer = np.array(tokens, np.int32)
+        self._length = len(tokens)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, token: int) -> None:
+        if self._length == len(self._buffer):
+            self._buffer = np.concatenate([self._buffer, np.zeros(max(64, self._length // 2), np.int32)])
+        self._buffer[self._length] = token
+        self._length += 1
+
+    @property
+    def array(self) -> NDArray[np.int32]:
+        """All tokens so far. A view: do not keep it across an append."""
+        return self._buffer[: self._length]
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """Tokens so far and the counts an answer reports. Owner: the scheduler; one per request, until its Finished event."""
@@ -50,8 +72,7 @@ class Sequence:
     request: Request
     order: int  # arrival number
     arrival_s: float
-    tokens: list[int]  # prompt, then generated
-    array: NDArray[np.int32]  # the prompt, for fast comparison
+    buffer: TokenBuffer  # prompt, then generated
     generated: int = 0
     cached_tokens: int | None = None  # prompt tokens never evaluated for this request; None before it is seated
     matched_tokens: int = 0
@@ -66,7 +87,12 @@ class Sequence:
 
     @classmethod
     def of(cls, request: Request, order: int, now: float) -> "Sequence":
-        return cls(request, order, now, list(request.prompt), np.array(request.prompt, np.int32))
+        return cls(request, order, now, TokenBuffer(request.prompt))
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """Prompt and generated tokens, int32 `[n]`; a view that is good until the next token."""
+        return self.buffer.array
 
     @property
     def num_prompt(self) -> int:
@@ -81,8 +107,8 @@ class Sequence:
         """Tokens both prompts begin with; compared once per pair."""
         known = self.prefix_with.get(other.order)
         if known is None:
-            length = min(len(self.array), len(other.array))
-            differ = np.flatnonzero(self.array[:length] != other.array[:length])
+            length = min(self.num_prompt, other.num_prompt)
+            differ = np.flatnonzero(self.tokens[:length] != other.tokens[:length])
             known = self.prefix_with[other.order] = int(differ[0]) if len(differ) else length
         return known
 

@@ -6,10 +6,12 @@ whose state is worth keeping becomes a `Closing` until the next step has saved i
 Owner of all sequences, slots and closings; the engine calls it from the event loop only. At most one plan is in flight.
 """
 
+import numpy as np
+
 from svc.compute.backend import Sampled, StepResult
 from svc.errors import RequestError
 from svc.memory.placement import next_generated_capture, plan_captures
-from svc.memory.sequence_cache import ResumePoint, SequenceCache
+from svc.memory.sequence_cache import COLD, ResumePoint, SequenceCache
 from svc.memory.snapshot_ring import SnapshotRef
 from svc.slots.admission import JoinRoom, WaitingQueue, find_join
 from svc.slots.batch import PlannedPiece, StepPlan, build_batch
@@ -139,9 +141,9 @@ class Scheduler:
         positions = [wanted.position for wanted in slot.wanted if slot.position < wanted.position <= end]
         if slot.decoding and next_generated_capture(slot.sequence.num_prompt, slot.position, self._capture_every) == end:
             positions.append(end)
-        refs = [self._cache.reserve(slot.lease, slot.sequence.tokens, position, now) for position in positions]
+        refs = [(position, self._cache.reserve(slot.lease, slot.sequence.tokens, position, now)) for position in positions]
         slot.wanted = [wanted for wanted in slot.wanted if wanted.position > end]
-        plan.pieces.append(PlannedPiece(slot, end, [ref for ref in refs if ref is not None]))
+        plan.pieces.append(PlannedPiece(slot, end, [(position, ref) for position, ref in refs if ref is not None]))
         self._seat_in(plan, slot, end)
 
     def _seat_in(self, plan: StepPlan, slot: Slot, end: int | None = None) -> None:
@@ -153,7 +155,7 @@ class Scheduler:
             plan.sampling.append(slot)
 
     def _make_room(self, slot: Slot, end: int, plan: StepPlan, now: float) -> bool:
-        """Pages for positions < end, preempting those of lower rank if need be. False: the slot itself was preempted or must wait."""
+        """Pages for positions < end, preempting those of lower rank if need be. False: the slot itself was preempted."""
         while not self._cache.extend(slot.lease, end, now):
             victims = [s for s in self._slots if not plan.holds(s) and s.rank >= slot.rank]
             victim = max(victims, key=lambda s: s.rank)
@@ -195,16 +197,16 @@ class Scheduler:
 
     def _resume_point(self, sequence: Sequence, now: float) -> ResumePoint:
         if not sequence.request.use_cache and not sequence.generated:
-            return ResumePoint(0, None, 0)
+            return COLD
         return self._cache.match(sequence.tokens, now)
 
     def _waits_for_closing(self, sequence: Sequence, resume: ResumePoint) -> bool:
-        """Whether a state saved in this very step would carry the sequence further than its resume point: it waits that one step."""
+        """Whether a state saved in this very step would carry the sequence further than its resume point: it waits one step."""
         if not sequence.request.use_cache:
             return False
         return any(
             resume.position < closing.position <= len(sequence.tokens)
-            and sequence.tokens[: closing.position] == closing.sequence.tokens[: closing.position]
+            and np.array_equal(sequence.tokens[: closing.position], closing.sequence.tokens[: closing.position])
             for closing in self._closing
         )
 
@@ -226,7 +228,13 @@ class Scheduler:
         slot = Slot(sequence, lease, lease.start)
         branch = resume.matched_tokens if resume.matched_tokens > lease.start else None
         slot.wanted = plan_captures(
-            len(sequence.tokens), lease.start, sequence.request.boundaries, branch, (), self._captures_per_prompt
+            len(sequence.tokens),
+            lease.start,
+            sequence.request.boundaries,
+            branch,
+            (),
+            self._captures_per_prompt,
+            hybrid=self._cache.plan.layout.hybrid,
         )
         self._slots.append(slot)
         self._slots.sort(key=lambda s: s.rank)
@@ -268,7 +276,7 @@ class Scheduler:
             self._cache.abandon(closing.ref)
             self._cache.close(closing.lease, closing.sequence.tokens, 0, now)
         for piece in plan.pieces:
-            for ref in piece.captures:
+            for _, ref in piece.captures:
                 self._cache.abandon(ref)
         emitted: Emitted = []
         for slot in plan.seated:
@@ -301,7 +309,7 @@ class Scheduler:
 
     def _commit_piece(self, piece: PlannedPiece, now: float, *, publish: bool) -> None:
         slot = piece.slot
-        for ref in piece.captures:
+        for _, ref in piece.captures:
             if publish:
                 self._cache.publish(ref, slot.sequence.tokens, slot.lease, now)
             else:
@@ -331,7 +339,7 @@ class Scheduler:
             sequence.first_token_s = now
         if sampled.token in request.stop_ids:
             return self._end(slot, FinishReason.STOP, now)
-        sequence.tokens.append(sampled.token)
+        sequence.buffer.append(sampled.token)
         sequence.generated += 1
         self.counters.generated_tokens += 1
         emitted: Emitted = [(sequence, TokenEvent(sampled.token, sampled.logprob, sampled.top))]

@@ -20,6 +20,10 @@ class Slot:
     cancelled: bool = False  # while a step with it was in flight
 
     @property
+    def rank(self) -> tuple[int, int]:
+        return self.sequence.rank
+
+    @property
     def remaining(self) -> int:
         """Known tokens not evaluated yet."""
         return len(self.sequence.tokens) - self.position

@@ -78,8 +78,12 @@ class FakeBackend:
         size = self.plan.layout.page_tokens
         for index, piece in enumerate(batch.pieces):
             state = self.rows[piece.row]
-            assert state is not None and len(state) == piece.start, f"row {piece.row} stands elsewhere than {piece.start}"
-            assert [self.pages[piece.pages[p // size]][p % size] for p in range(piece.start)] == list(state)
+            assert state is not None, f"row {piece.row} was never started"
+            known = tuple(self.pages[piece.pages[p // size]][p % size] for p in range(piece.start))
+            if not self.plan.layout.hybrid:
+                state = tuple(-1 if token is None else token for token in known)  # no recurrent state: the pages are all
+            assert len(state) == piece.start, f"row {piece.row} stands elsewhere than {piece.start}"
+            assert known == state, f"the pages of row {piece.row} hold other tokens than its state"
             for offset, token in enumerate(piece.tokens.tolist()):
                 position = piece.start + offset
                 place = (int(piece.pages[position // size]), position % size)
@@ -97,7 +101,8 @@ class FakeBackend:
 
     def _sample(self, sample: Sample) -> Sampled:
         state = self.rows[sample.row]
-        assert state is not None and len(state) == sample.position
+        assert state is not None, f"row {sample.row} was never started"
+        assert len(state) == sample.position or not self.plan.layout.hybrid
         if sample.row in self.poisoned_rows:
             self.poisoned_rows.discard(sample.row)
             return Sampled(-1)

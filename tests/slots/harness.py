@@ -1,0 +1,158 @@
+"""A scheduler stepped by hand: over the fake device (`Harness`) or any other backend (`Driver`)."""
+
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, field
+from typing import Any
+
+from svc.compute.backend import Backend
+from svc.compute.sampling.params import SamplingParams
+from svc.memory.layout import MemoryLayout
+from svc.memory.plan import MemoryPlan
+from svc.memory.sequence_cache import SequenceCache
+from svc.slots.budget import ChunkBudget
+from svc.slots.events import Event, Finished, TokenEvent
+from svc.slots.request import Request, Sequence
+from svc.slots.scheduler import Scheduler
+from tests.fakes.fake_backend import FakeBackend
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def layout(*, hybrid: bool = True, page_tokens: int = 16) -> MemoryLayout:
+    return MemoryLayout(
+        hidden_size=8,
+        num_attention_layers=1,
+        num_kv_heads=1,
+        head_dim=8,
+        num_delta_layers=1 if hybrid else 0,
+        num_value_heads=1,
+        key_dim=8,
+        value_dim=8,
+        conv_channels=24,
+        conv_rows=3,
+        page_tokens=page_tokens,
+    )
+
+
+@dataclass
+class Answer:
+    """Events of one request, as they came."""
+
+    sequence: Sequence
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [event.token for event in self.events if isinstance(event, TokenEvent)]
+
+    @property
+    def end(self) -> Finished:
+        assert isinstance(self.events[-1], Finished), self.events
+        return self.events[-1]
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.events) and isinstance(self.events[-1], Finished)
+
+    @property
+    def cached(self) -> int:
+        return self.end.usage.cached_tokens
+
+
+class Driver:
+    """A scheduler over any backend, stepped by hand on a fake clock; every step ends with `SequenceCache.check()`."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        context: int = 2048,
+        max_queue: int = 2000,
+        capture_every: int = 0,
+    ) -> None:
+        self.plan = backend.plan
+        self.cache = SequenceCache(self.plan)
+        self.scheduler = Scheduler(
+            self.cache,
+            context_tokens=context,
+            budget=ChunkBudget(backend.max_step_tokens, max_step_s=10.0),
+            max_queue=max_queue,
+            capture_every_tokens=capture_every,
+        )
+        self.now = 0.0
+        self.answers: dict[Sequence, Answer] = {}
+        self._backend = backend
+        self._count = 0
+
+    def submit(self, prompt: Tokens[int], max_tokens: int = 4, params: SamplingParams = GREEDY, **fields: Any) -> Answer:
+        self._count += 1
+        request = Request(id=f"r{self._count}", prompt=tuple(prompt), max_tokens=max_tokens, params=params, **fields)
+        sequence = self.scheduler.submit(request, self.now)
+        answer = self.answers[sequence] = Answer(sequence)
+        return answer
+
+    def cancel(self, answer: Answer) -> None:
+        finished = self.scheduler.cancel(answer.sequence, self.now)
+        if finished is not None:
+            answer.events.append(finished)
+
+    def step(self) -> bool:
+        """One step; False when there was nothing to do."""
+        self.now += 1.0
+        plan = self.scheduler.plan(self.now)
+        if plan is None:
+            return False
+        try:
+            result = self._backend.run(plan.batch)
+        except RuntimeError as error:
+            emitted = self.scheduler.abort(plan, str(error), self.now)
+        else:
+            emitted = self.scheduler.commit(plan, result, self.now)
+        for sequence, event in emitted:
+            assert not self.answers[sequence].ended, "an event after the end"
+            self.answers[sequence].events.append(event)
+        self.cache.check()
+        return True
+
+    def run(self, limit: int = 10_000) -> int:
+        """Steps until idle; the number of steps."""
+        for count in range(limit):
+            if not self.step():
+                assert self.scheduler.idle, "stalled"
+                return count
+        raise AssertionError("no end in sight")
+
+    def ask(self, prompt: Tokens[int], max_tokens: int = 4, **fields: Any) -> Answer:
+        """One request, run to its end, everything else too."""
+        answer = self.submit(prompt, max_tokens, **fields)
+        self.run()
+        return answer
+
+    def assert_nothing_leaked(self) -> None:
+        """Idle: no seat is held, and dropping the prefix cache gives every page and cell back."""
+        assert self.scheduler.idle
+        self.cache.clear()
+        self.cache.check()
+        stats = self.cache.stats()
+        assert stats.free_rows == self.plan.num_rows
+        assert stats.free_pages == self.plan.num_pages
+        assert stats.free_cells == self.plan.num_cells
+
+
+class Harness(Driver):
+    """A driver with the fake device, whose batches can be looked at and whose steps can be made to fail."""
+
+    def __init__(
+        self,
+        *,
+        hybrid: bool = True,
+        num_pages: int = 256,
+        num_rows: int = 4,
+        num_cells: int = 64,
+        chunk: int = 64,
+        page_tokens: int = 16,
+        **settings: Any,
+    ) -> None:
+        plan = MemoryPlan(layout(hybrid=hybrid, page_tokens=page_tokens), num_pages, num_rows, num_cells)
+        self.backend = FakeBackend(plan, max_step_tokens=chunk)
+        super().__init__(self.backend, **settings)

@@ -1,0 +1,219 @@
+"""The loop around the scheduler: events reach their streams, leaving is a normal ending at every await, a failure is contained."""
+
+import asyncio
+import random
+
+import pytest
+
+from svc.compute.backend import StepBatch, StepResult
+from svc.errors import DrainingError
+from svc.memory.plan import MemoryPlan
+from svc.memory.sequence_cache import SequenceCache
+from svc.slots.budget import ChunkBudget
+from svc.slots.engine import MAX_FAILED_STEPS, Engine, EngineState
+from svc.slots.events import Finished, FinishReason, TokenEvent
+from svc.slots.request import Request
+from svc.slots.scheduler import Scheduler
+from svc.slots.stream import TokenStream
+from tests.fakes.fake_backend import FakeBackend, expected_answer
+from tests.slots.harness import GREEDY, layout
+
+
+class LoopWorker:
+    """Runs each batch on the loop, a few turns after it was asked to; can be held."""
+
+    def __init__(self, backend: FakeBackend) -> None:
+        self.backend = backend
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.asked = asyncio.Event()
+
+    async def run(self, batch: StepBatch) -> StepResult:
+        self.asked.set()
+        await self.gate.wait()
+        await asyncio.sleep(0)
+        return self.backend.run(batch)
+
+
+class Bench:
+    """An engine over the fake device."""
+
+    def __init__(self, chunk: int = 32) -> None:
+        plan = MemoryPlan(layout(), num_pages=128, num_rows=4, num_cells=32)
+        self.plan = plan
+        self.cache = SequenceCache(plan)
+        self.backend = FakeBackend(plan, max_step_tokens=chunk)
+        self.worker = LoopWorker(self.backend)
+        self.ended: list[tuple[Request, Finished]] = []
+        self.errors: list[BaseException] = []
+        scheduler = Scheduler(self.cache, context_tokens=1000, budget=ChunkBudget(chunk, 10.0))
+        self.engine = Engine(
+            scheduler,
+            self.worker,
+            self.cache,
+            on_finished=lambda request, finished: self.ended.append((request, finished)),
+            on_error=self.errors.append,
+        )
+
+    def submit(self, length: int = 50, max_tokens: int = 5, seed: int = 0) -> TokenStream:
+        prompt = tuple(random.Random(seed).choices(range(1000), k=length))
+        return self.engine.submit(Request(id=f"r{seed}", prompt=prompt, max_tokens=max_tokens, params=GREEDY))
+
+    async def settle(self) -> None:
+        """Drains, stops and proves that nothing is held."""
+        await self.engine.drain(60)
+        await self.engine.stop()
+        self.cache.check()
+        self.cache.clear()
+        stats = self.cache.stats()
+        assert (stats.free_rows, stats.free_pages, stats.free_cells) == (4, 128, 32)
+
+
+def expected(length: int = 50, max_tokens: int = 5, seed: int = 0) -> list[int]:
+    return expected_answer(random.Random(seed).choices(range(1000), k=length), max_tokens)
+
+
+async def tokens_of(stream: TokenStream) -> list[int]:
+    return [event.token async for event in stream if isinstance(event, TokenEvent)]
+
+
+async def test_streams_carry_their_own_answers() -> None:
+    """Several at once: each stream gets its tokens in order and one end; on_finished is called once for each."""
+    bench = Bench()
+    await bench.engine.start()
+    streams = [bench.submit(40 + seed, seed=seed) for seed in range(7)]
+    answers = await asyncio.gather(*(tokens_of(stream) for stream in streams))
+    assert answers == [expected(40 + seed, seed=seed) for seed in range(7)]
+    assert len(bench.ended) == 7
+    await bench.settle()
+
+
+@pytest.mark.parametrize("turns", range(0, 30, 2))
+async def test_cancel_at_every_await(turns: int) -> None:
+    """The reader is cancelled after any number of turns of the loop; its `finally` cancels the stream; nothing is held."""
+    bench = Bench(chunk=16)
+    await bench.engine.start()
+
+    async def read() -> None:
+        stream = bench.submit(60)
+        try:
+            await tokens_of(stream)
+        finally:
+            stream.cancel()
+
+    reader = asyncio.create_task(read())
+    other = asyncio.create_task(tokens_of(bench.submit(30, seed=1)))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    reader.cancel()
+    await asyncio.wait([reader])
+    assert await other == expected(30, seed=1)
+    await bench.settle()
+    assert [finished.reason for request, finished in bench.ended if request.id == "r0"] in (
+        [] if turns == 0 else [FinishReason.CANCELLED],
+        [FinishReason.LENGTH],
+    )
+
+
+async def test_a_cancelled_stream_ends_at_once() -> None:
+    """Its end does not wait for the step under way."""
+    bench = Bench()
+    bench.worker.gate.clear()
+    await bench.engine.start()
+    stream = bench.submit()
+    await bench.worker.asked.wait()
+    stream.cancel()
+    assert stream.finished is not None
+    assert stream.finished.reason is FinishReason.CANCELLED
+    stream.cancel()  # again: nothing
+    bench.worker.gate.set()
+    await bench.settle()
+    assert len(bench.ended) == 1
+
+
+async def test_wait_times_out_for_keep_alives() -> None:
+    """`wait` gives False when nothing came in time and True as soon as something is there."""
+    bench = Bench()
+    stream = bench.submit()
+    assert not await stream.wait(timeout_s=0)
+    await bench.engine.start()
+    assert await stream.wait(timeout_s=60)
+    await tokens_of(stream)
+    await bench.settle()
+
+
+async def test_drain_lets_running_ones_finish_and_refuses_new_ones() -> None:
+    """SIGTERM: what was accepted is answered in full, waiting ones too."""
+    bench = Bench()
+    await bench.engine.start()
+    streams = [bench.submit(seed=seed) for seed in range(9)]  # more than there are seats
+    draining = asyncio.create_task(bench.engine.drain(60))
+    await asyncio.sleep(0)
+    with pytest.raises(DrainingError):
+        bench.submit()
+    assert bench.engine.state is EngineState.DRAINING
+    await draining
+    assert [await tokens_of(stream) for stream in streams] == [expected(seed=seed) for seed in range(9)]
+    await bench.settle()
+
+
+async def test_drain_cancels_at_its_deadline() -> None:
+    """Those still running at the deadline end as cancelled; drain returns."""
+    bench = Bench()
+    bench.worker.gate.clear()
+    await bench.engine.start()
+    stream = bench.submit(max_tokens=500)
+    await bench.worker.asked.wait()
+    draining = asyncio.create_task(bench.engine.drain(0))
+    await stream.wait()
+    assert stream.finished is not None
+    assert stream.finished.reason is FinishReason.CANCELLED
+    bench.worker.gate.set()
+    await draining
+    await bench.settle()
+
+
+async def test_a_failing_step_ends_its_requests_with_an_error() -> None:
+    """The error is reported, the requests end with it, the engine goes on."""
+    bench = Bench()
+    await bench.engine.start()
+    bench.backend.fail_next = RuntimeError("device lost")
+    stream = bench.submit()
+    await tokens_of(stream)
+    assert stream.finished is not None
+    assert (stream.finished.reason, "device lost" in (stream.finished.error or "")) == (FinishReason.ERROR, True)
+    assert await tokens_of(bench.submit()) == expected()
+    assert [str(error) for error in bench.errors] == ["device lost"]
+    assert bench.engine.state is EngineState.READY
+    await bench.settle()
+
+
+async def test_a_device_that_fails_every_step_is_given_up() -> None:
+    """After MAX_FAILED_STEPS in a row the engine is FAILED and refuses."""
+    bench = Bench()
+    await bench.engine.start()
+    for _ in range(MAX_FAILED_STEPS):
+        bench.backend.fail_next = RuntimeError("device lost")
+        await tokens_of(bench.submit())
+    assert bench.engine.state is EngineState.FAILED
+    with pytest.raises(DrainingError, match="failed"):
+        bench.submit()
+    await bench.engine.stop()
+
+
+async def test_a_bug_in_the_bookkeeping_ends_all_streams() -> None:
+    """An exception of ours in commit: nobody waits for ever, the engine says FAILED."""
+    bench = Bench()
+    await bench.engine.start()
+
+    def explode(token: int) -> bool:
+        raise ZeroDivisionError
+
+    request = Request(id="bad", prompt=(1, 2, 3), max_tokens=3, params=GREEDY, on_token=explode)
+    bad, other = bench.engine.submit(request), bench.submit(300)
+    for stream in (bad, other):
+        await tokens_of(stream)
+        assert stream.finished is not None
+        assert stream.finished.reason is FinishReason.ERROR
+    assert bench.engine.state is EngineState.FAILED
+    await bench.engine.stop()
