@@ -12,6 +12,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+BENCHMARKS := $(wildcard tests/bench/bench_*.py)
 # What an installation depends on: the metadata and whatever the package's build compiles.
 BUILD_INPUTS := pyproject.toml $(wildcard setup.py) $(shell find svc/compute/cpu -name '*.[ch]' 2>/dev/null)
 
@@ -31,6 +32,7 @@ test: lint types pytest ## ruff, mypy --strict and all tests but the slow ones (
 lint: $(VENV)/.installed-dev
 	@echo "== ruff"
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
 
 types: $(VENV)/.installed-dev
 	@echo "== mypy"
@@ -54,7 +56,8 @@ test-slow: $(VENV)/.installed-dev ## every test, the slow ones too (ARGS= goes t
 
 .PHONY: bench
 bench: $(VENV)/.installed-dev ## run the benchmarks in tests/bench (ARGS= goes to each)
-	@for bench in $(wildcard tests/bench/bench_*.py); do echo "== $$bench"; $(BIN)/python "$$bench" $(ARGS) || exit 1; done
+	@for bench in $(BENCHMARKS); do echo "== $$bench"; PYTHONPATH=. $(BIN)/python "$$bench" $(ARGS) || exit 1; done
+	@[ -n "$(BENCHMARKS)" ] || echo "there are no benchmarks in tests/bench yet"
 
 .PHONY: kernels
 kernels: $(BIN)/python ## compile the C kernels again
