@@ -75,13 +75,12 @@ void reserve_scratch(engine *e, size_t floats) {
     e->scratch_floats = floats;
 }
 
-EXPORT engine *hr_open(int threads, const codebooks *books) {
+EXPORT engine *hr_open(int threads) {
     engine *e = calloc(1, sizeof *e);
     if (!e || !(e->threads = pool_open(threads))) {
         free(e);
         return NULL;
     }
-    e->books = *books;
     e->scratch = calloc((size_t)pool_threads(e->threads), sizeof *e->scratch);
     if (!e->scratch) {
         pool_close(e->threads), free(e);
@@ -99,6 +98,13 @@ EXPORT void hr_close(engine *e) {
     free(e->scratch), free(e);
 }
 
+/* Book number `index` in the order of struct codebooks; the memory stays the caller's. */
+EXPORT int hr_set_codebook(engine *e, int index, const float *book) {
+    const float **books[] = {&e->books.iq2_xxs, &e->books.iq2_xs, &e->books.iq2_s, &e->books.iq3_xxs, &e->books.iq3_s, &e->books.iq1};
+    *books[index] = book;
+    return 0;
+}
+
 EXPORT int hr_threads(const engine *e) { return pool_threads(e->threads); }
 
 void rms_norm(const float *x, const float *weight, float epsilon, int n, float *y) {
@@ -114,7 +120,7 @@ void rms_norm(const float *x, const float *weight, float epsilon, int n, float *
         v_store(y + i, v_mul(v_mul(v_load(x + i), scale), v_load(weight + i)));
     }
     if (rest) {
-        v_store(y + whole, v_mul(v_mul(tail, scale), v_load_n(weight + whole, rest)));
+        v_store_n(y + whole, v_mul(v_mul(tail, scale), v_load_n(weight + whole, rest)), rest);
     }
 }
 
@@ -128,8 +134,10 @@ typedef struct {
 static void norm_task(void *context, int token, int worker) {
     const norm_job *job = context;
     (void)worker;
-    rms_norm(job->hidden + (size_t)token * (size_t)job->size, job->weight, job->epsilon, job->size,
-             job->out + (size_t)token * ROUND_LANES(job->size));
+    size_t size = (size_t)job->size, ld = ROUND_LANES(size);
+    float *out = job->out + (size_t)token * ld;
+    rms_norm(job->hidden + (size_t)token * size, job->weight, job->epsilon, job->size, out);
+    memset(out + size, 0, (ld - size) * sizeof *out);
 }
 
 void norm_tokens(engine *e, const float *hidden, const float *weight, float epsilon, int num_tokens, int size, float *out) {

@@ -77,9 +77,9 @@ void reserve_scratch(engine *e, size_t floats);
 ALWAYS_INLINE int div_up(int a, int b) { return (a + b - 1) / b; }
 ALWAYS_INLINE int min_int(int a, int b) { return a < b ? a : b; }
 
-/* y = x * rsqrt(mean(x^2) + epsilon) * weight, n values; lanes beyond n up to the next multiple of 16 in y are set to zero. */
+/* y = x * rsqrt(mean(x^2) + epsilon) * weight, n values; y may be x. */
 void rms_norm(const float *x, const float *weight, float epsilon, int n, float *y);
-/* out [T][ROUND_LANES(C)] = rms_norm of each row of hidden [T][C]. */
+/* out [T][ROUND_LANES(C)] = rms_norm of each row of hidden [T][C], zeros behind C. */
 void norm_tokens(engine *e, const float *hidden, const float *weight, float epsilon, int num_tokens, int size, float *out);
 /* Index of the sequence of each token, [T]. */
 int32_t *sequence_of_token(engine *e, const step_inputs *in);

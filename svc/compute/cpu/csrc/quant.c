@@ -135,6 +135,29 @@ DEQUANTIZER(from_mxfp4) {
     }
 }
 
+/* Half of an E4M3 number without its sign; 127 (NaN there) stands for zero. */
+ALWAYS_INLINE float half_e4m3(uint8_t code) {
+    uint32_t exponent = code >> 3 & 15, mantissa = code & 7;
+    if (code == 127) {
+        return 0.0f;
+    }
+    return exponent ? (float)(8 + mantissa) * bits_to_float((exponent + 116) << 23) : (float)mantissa * 0x1p-10f;
+}
+
+DEQUANTIZER(from_nvfp4) {
+    UNUSED_BOOKS;
+    BLOCKS(64, 36) {
+        for (int group = 0; group < 4; group++) {
+            const uint8_t *q = row + 4 + 8 * group;
+            float d = half_e4m3(row[group]);
+            for (int i = 0; i < 8; i++) {
+                out[16 * group + i] = d * (float)e2m1_values[q[i] & 15];
+                out[16 * group + 8 + i] = d * (float)e2m1_values[q[i] >> 4];
+            }
+        }
+    }
+}
+
 /* -- K-quants: super-blocks of 256 ------------------------------------------------------------------------------------------ */
 
 DEQUANTIZER(from_q2_k) {
@@ -400,7 +423,7 @@ static const dequantize_fn table[NUM_TYPES] = {
     [8] = from_q8_0,     [10] = from_q2_k,  [11] = from_q3_k,   [12] = from_q4_k,  [13] = from_q5_k,  [14] = from_q6_k,
     [16] = from_iq2_xxs, [17] = from_iq2_xs, [18] = from_iq3_xxs, [19] = from_iq1_s, [20] = from_iq4_nl, [21] = from_iq3_s,
     [22] = from_iq2_s,   [23] = from_iq4_xs, [29] = from_iq1_m,  [30] = from_bf16,  [34] = from_tq1_0, [35] = from_tq2_0,
-    [39] = from_mxfp4,
+    [39] = from_mxfp4,   [40] = from_nvfp4,
 };
 
 dequantize_fn dequantizer(int type) { return type >= 0 && type < NUM_TYPES ? table[type] : NULL; }

@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define NUM_TYPES 40
+#define NUM_TYPES 41
 
 /* Codebooks of the IQ types, given by the host once: floats [entries][8 or 4]. */
 typedef struct {

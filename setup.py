@@ -1,0 +1,101 @@
+"""The build of the C kernels (svc/compute/cpu/csrc); everything else about the package is in pyproject.toml.
+
+Plain shared objects for ctypes, no Python.h: the same sources once per level of the instruction set. They are optional. Without a
+working C compiler the installation succeeds with a warning, and the server computes with the reference.
+`CC` chooses the compiler.
+"""
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
+
+PACKAGE = "svc.compute.cpu"
+SOURCES = Path("svc/compute/cpu/csrc")
+# No -ffast-math and no contraction: every level must give the same bits (csrc/lanes.h).
+FLAGS = "-O3 -std=c11 -fPIC -shared -pthread -ffp-contract=off -fno-math-errno -fvisibility=hidden".split()
+AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi2"]
+LEVEL_FLAGS = {
+    "x86_64": {
+        "base": [],
+        "x86-64-v3": AVX2,
+        "x86-64-v4": [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
+    },
+    "aarch64": {"base": ["-DHEADRACE_PLAIN"], "neon": []},
+}
+MACHINE_NAMES = {"AMD64": "x86_64", "arm64": "aarch64"}
+
+
+def level_flags() -> dict[str, list[str]]:
+    machine = MACHINE_NAMES.get(platform.machine(), platform.machine())
+    return LEVEL_FLAGS.get(machine, {"base": ["-DHEADRACE_PLAIN"]})
+
+
+def module_name(level: str) -> str:
+    return f"{PACKAGE}._kernels_{level.replace('-', '_')}"
+
+
+def compiler() -> list[str]:
+    """The command of the C compiler: $CC, or the first usual name that is there."""
+    if chosen := os.environ.get("CC"):
+        return shlex.split(chosen)
+    return next(([name] for name in ("cc", "gcc", "clang") if shutil.which(name)), ["cc"])
+
+
+class BuildKernels(build_ext):
+    """Runs the compiler on all sources of a level at once; a failure is a CompileError, which optional extensions survive."""
+
+    def build_extension(self, ext: Extension) -> None:
+        target = Path(self.get_ext_fullpath(ext.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fresh = target.with_suffix(".new")  # renamed when whole: a process that has the old one mapped keeps it
+        command = [*compiler(), *FLAGS, *ext.extra_compile_args, *ext.sources, "-lm", "-o", str(fresh)]
+        try:
+            subprocess.run(command, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            fresh.unlink(missing_ok=True)
+            target.unlink(missing_ok=True)  # of an earlier build: what is there must belong to these sources
+            raise CompileError(f"the C kernels were not built, the cpu device will be missing: {error}") from error
+        fresh.replace(target)
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return str(Path(*fullname.split("."))) + ".so"  # no Python version in the name: it is not a Python module
+
+    def copy_extensions_to_source(self) -> None:
+        for stale in Path(SOURCES).parent.glob("_kernels_*.so"):
+            stale.unlink()
+        super().copy_extensions_to_source()
+
+    def built_anything(self) -> bool:
+        return any(Path(self.get_ext_fullpath(ext.name)).exists() for ext in self.extensions)
+
+
+class Wheel(bdist_wheel):
+    """Independent of the Python version; of the platform only when kernels were built."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        platform_tag = super().get_tag()[2]
+        build = self.get_finalized_command("build_ext")
+        return "py3", "none", platform_tag if build.built_anything() else "any"
+
+
+setup(
+    ext_modules=[
+        Extension(
+            module_name(level),
+            sources=sorted(map(str, SOURCES.glob("*.c"))),
+            depends=sorted(map(str, SOURCES.glob("*.h"))),
+            extra_compile_args=flags,
+            optional=True,
+        )
+        for level, flags in level_flags().items()
+    ],
+    cmdclass={"build_ext": BuildKernels, "bdist_wheel": Wheel},
+)

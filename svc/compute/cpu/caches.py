@@ -1,0 +1,41 @@
+"""Pages, live rows and snapshot cells as three slabs that the C kernels work on."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from svc.compute.cpu import structs
+from svc.errors import ModelFileError
+from svc.memory.plan import MemoryPlan
+
+KV_DTYPES: dict[str, type[np.floating]] = {"f32": np.float32, "f16": np.float16}
+STATE_ORDER = "kv"  # inner order of a head's recurrent state: key dimension, then value dimension
+LANES = 16
+
+
+class CpuCaches:
+    """Owner of the arrays of one MemoryPlan. Memory is touched, and so taken from the system, only when it is first written."""
+
+    def __init__(self, plan: MemoryPlan, poison: bool = False) -> None:
+        """`poison`: fill fresh memory with NaN, so that reading the unwritten shows. ModelFileError for sizes without a kernel."""
+        layout = plan.layout
+        for name in ("head_dim", "key_dim", "value_dim"):
+            if getattr(layout, name) % LANES:
+                size = getattr(layout, name)
+                raise ModelFileError(f"the model's {name} is {size}, but the cpu device needs a multiple of {LANES}")
+        assert layout.page_tokens % LANES == 0, f"page_tokens={layout.page_tokens}: tiles of {LANES} keys must not cross pages"
+        self.plan = plan
+        self.kv: NDArray[np.floating] = np.empty((plan.num_pages, layout.page_elements), KV_DTYPES[layout.kv_type])
+        self.rows = np.empty((plan.num_rows, layout.state_elements), np.float32)
+        self.cells = np.empty((plan.num_cells, layout.state_elements), np.float32)
+        if poison:
+            for slab in (self.kv, self.rows, self.cells):
+                slab.fill(np.nan)
+        self.slabs = structs.fill(
+            structs.CacheSlabs,
+            self,
+            page_elements=layout.page_elements,
+            state_elements=layout.state_elements,
+            hidden_offset=layout.hidden_offset,
+            kv_is_half=layout.kv_type == "f16",
+            page_tokens=layout.page_tokens,
+        )

@@ -1,0 +1,124 @@
+"""Finds and loads the compiled kernels: the same C sources, built once per level of the instruction set.
+
+Every level gives the same bits; "base" is plain C and the oracle of the others. setup.py puts `_kernels_<level>.so` beside this file.
+"""
+
+import ctypes
+import platform
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from svc.compute.cpu import structs
+from svc.compute.weights.grids import grid
+from svc.errors import BackendUnavailableError
+
+HERE = Path(__file__).parent
+LEVELS = ("base", "neon") if platform.machine() in ("aarch64", "arm64") else ("base", "x86-64-v3", "x86-64-v4")  # rising
+CODEBOOKS = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S")  # in the order of csrc/quant.h
+
+P = structs.Pointer
+SIGNATURES: dict[str, list[Any]] = {
+    "hr_open": [structs.Int],
+    "hr_close": [P],
+    "hr_threads": [P],
+    "hr_best_level": [],
+    "hr_supports": [structs.Int],
+    "hr_set_codebook": [P, structs.Int, P],
+    "hr_embed": [P, P, P, P],
+    "hr_delta_mixer": [P, P, P, P, P],
+    "hr_attention_mixer": [P, P, P, P, P],
+    "hr_dense_ffn": [P, P, P, P],
+    "hr_moe_ffn": [P, P, P, P],
+    "hr_final_hidden": [P, P, P, structs.Float, structs.Int, P, P],
+    "hr_logits": [P, P, P, P, structs.Int, P],
+    "hr_copy_blocks": [P, P, P, P, structs.Int, structs.Int, structs.Long],
+    "hr_dequantize": [P, structs.Int, P, P, structs.Long],
+    "hr_matmul": [P, P, P, P, P, structs.Int],
+    "hr_elementwise": [structs.Int, P, P, structs.Long],
+}
+RESULTS = {"hr_open": P, "hr_close": None, "hr_best_level": ctypes.c_char_p}  # the others: an int, 0 when all went well
+
+
+def library_path(level: str) -> Path:
+    return HERE / f"_kernels_{level.replace('-', '_')}.so"
+
+
+@cache
+def load(level: str) -> ctypes.CDLL:
+    """The library of one level. BackendUnavailableError when it was not built or cannot be loaded."""
+    path = library_path(level)
+    if not path.exists():
+        raise BackendUnavailableError(
+            "the cpu device was not built (no C compiler at installation); install a compiler, then install headrace again"
+        )
+    try:
+        library = ctypes.CDLL(str(path))
+        for name, arguments in SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes = arguments
+            function.restype = RESULTS.get(name, ctypes.c_int)
+    except (OSError, AttributeError) as error:
+        raise BackendUnavailableError(f"the compiled kernels in {path} cannot be loaded: {error}") from None
+    return library
+
+
+def available_levels() -> list[str]:
+    """Levels that were built and that this processor can run, "base" first; empty when nothing was built."""
+    if not library_path(LEVELS[0]).exists():
+        return []
+    best = load(LEVELS[0]).hr_best_level().decode()
+    usable = LEVELS[: LEVELS.index(best) + 1]
+    return [level for level in usable if library_path(level).exists()]
+
+
+def choose_level(wanted: str | None) -> str:
+    """`wanted`, or the best there is. BackendUnavailableError when there is none."""
+    levels = available_levels()
+    if wanted is None and levels:
+        return levels[-1]
+    if wanted is None or wanted not in levels:
+        load(wanted or LEVELS[0])  # says why, if it was not built
+        raise BackendUnavailableError(f"this processor cannot run the kernels built for {wanted}")
+    return wanted
+
+
+class Engine:
+    """Owner of one C engine: its threads and scratch memory. One call at a time."""
+
+    def __init__(self, level: str | None, num_threads: int) -> None:
+        self.level = choose_level(level)
+        self.library = load(self.level)
+        self._codebooks: dict[str, NDArray[np.float32]] = {}
+        handle = self.library.hr_open(num_threads)
+        if not handle:
+            raise MemoryError("no memory for the threads of the cpu device")
+        self.handle: int | None = handle
+
+    @property
+    def num_threads(self) -> int:
+        return int(self.library.hr_threads(self.handle))
+
+    def need_codebook(self, quant: str) -> None:
+        """Gives the C side the codebook of an IQ type, the first time the type is met (taking them costs 0.1 s)."""
+        book = "IQ1_S" if quant == "IQ1_M" else quant
+        if book in CODEBOOKS and book not in self._codebooks:
+            self._codebooks[book] = grid(book)
+            self.library.hr_set_codebook(self.handle, CODEBOOKS.index(book), structs.address(self._codebooks[book]))
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Runs an op of the library. MemoryError when it found no memory for its scratch."""
+        function: Callable[..., int] = getattr(self.library, name)
+        if function(self.handle, *arguments):
+            raise MemoryError(f"no memory for the scratch of {name.removeprefix('hr_')}")
+
+    def close(self) -> None:
+        if self.handle is not None:
+            self.library.hr_close(self.handle)
+            self.handle = None
+
+    __del__ = close

@@ -1,0 +1,178 @@
+"""CpuOps: each operation is one call into the C library (csrc/), which runs it on its own threads while the GIL is free."""
+
+import os
+from collections.abc import Callable
+from ctypes import byref
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from svc.compute.cpu import structs
+from svc.compute.cpu.caches import CpuCaches
+from svc.compute.cpu.library import Engine
+from svc.compute.layers.attention import AttentionWeights
+from svc.compute.layers.delta import DeltaWeights
+from svc.compute.layers.dense_ffn import DenseFfnWeights
+from svc.compute.layers.moe_ffn import MoeFfnWeights
+from svc.compute.step_inputs import StepInputs
+from svc.compute.weights.gguf_file import GgufTensor
+from svc.errors import ModelFileError
+from svc.memory.plan import MemoryPlan
+
+Float32 = NDArray[np.float32]
+NO_MATRIX = structs.Matrix()
+
+
+class CpuWeight:
+    """A matrix or a stack of them where it stands in the mapped file."""
+
+    def __init__(self, tensor: GgufTensor) -> None:
+        data = tensor.data
+        assert data.strides[-1] == 1, f"{tensor.name} has strides {data.strides}"
+        self.name = tensor.name
+        self._data = data  # keeps the map alive
+        self.matrix = structs.Matrix(
+            data=data.ctypes.data,
+            row_bytes=data.strides[-2],
+            expert_bytes=data.strides[0] if data.ndim == 3 else 0,
+            type=tensor.quant.ggml_id,
+            rows=data.shape[-2],
+            cols=tensor.shape[-1],
+            experts=data.shape[0] if data.ndim == 3 else 1,
+        )
+
+    def __repr__(self) -> str:
+        return f"CpuWeight({self.name}, {self.matrix.rows} x {self.matrix.cols})"
+
+
+class CpuOps:
+    """`Ops` in C. Owner of the thread pool; called from one thread at a time."""
+
+    name = "cpu"
+
+    def __init__(self, num_threads: int = 0, *, level: str | None = None, poison: bool = False) -> None:
+        """`num_threads`: 0 takes every core this process may use. `level`: one of library.LEVELS instead of the best.
+
+        `poison` fills fresh memory with NaN (tests). BackendUnavailableError, one sentence, when the kernels were not built.
+        """
+        self._engine = Engine(level, num_threads or len(os.sched_getaffinity(0)))
+        self._poison = poison
+        self._layers: dict[int, tuple[Any, ...]] = {}  # id -> (layer, structure, what else must stay alive)
+        self._inputs: tuple[StepInputs | None, structs.Inputs] = (None, structs.Inputs())
+
+    def __repr__(self) -> str:
+        return f"CpuOps({self.level}, {self.num_threads} threads)"
+
+    @property
+    def level(self) -> str:
+        return self._engine.level
+
+    @property
+    def num_threads(self) -> int:
+        return self._engine.num_threads
+
+    def close(self) -> None:
+        """Ends the threads. The ops must not be used afterwards."""
+        self._engine.close()
+
+    # -- arrays and weights -----------------------------------------------------------------------------------------------------
+    def weight(self, tensor: GgufTensor) -> CpuWeight:
+        """ModelFileError for a type without a kernel."""
+        if not self._engine.library.hr_supports(tensor.quant.ggml_id):
+            raise ModelFileError(f"the tensor {tensor.name} has the type {tensor.type}, which the cpu device cannot compute with")
+        self._engine.need_codebook(tensor.type)
+        return CpuWeight(tensor)
+
+    def vector(self, values: Float32) -> Float32:
+        return np.ascontiguousarray(values, np.float32)
+
+    def empty(self, shape: tuple[int, ...]) -> Float32:
+        return np.full(shape, np.nan, np.float32) if self._poison else np.empty(shape, np.float32)
+
+    def to_numpy(self, array: Float32) -> Float32:
+        return array
+
+    def caches(self, plan: MemoryPlan) -> CpuCaches:
+        return CpuCaches(plan, self._poison)
+
+    # -- cache traffic ----------------------------------------------------------------------------------------------------------
+    def copy_pages(self, caches: CpuCaches, pairs: NDArray[np.int32]) -> None:
+        self._copy(caches.kv, caches.kv, pairs, from_side=0)
+
+    def save_rows(self, caches: CpuCaches, pairs: NDArray[np.int32]) -> None:
+        self._copy(caches.cells, caches.rows, pairs, from_side=0)
+
+    def restore_rows(self, caches: CpuCaches, pairs: NDArray[np.int32]) -> None:
+        self._copy(caches.rows, caches.cells, pairs, from_side=1)
+
+    def zero_rows(self, caches: CpuCaches, rows: NDArray[np.int32]) -> None:
+        caches.rows[rows] = 0.0
+
+    def _copy(self, to: NDArray[Any], source: NDArray[Any], pairs: NDArray[np.int32], from_side: int) -> None:
+        pairs = np.ascontiguousarray(pairs, np.int32)
+        addresses = structs.address(to), structs.address(source), structs.address(pairs)
+        self._engine.call("hr_copy_blocks", *addresses, len(pairs), from_side, to.strides[0])
+
+    # -- forward ----------------------------------------------------------------------------------------------------------------
+    def embed(self, hidden: Float32, table: CpuWeight, inputs: StepInputs) -> None:
+        self._engine.call("hr_embed", structs.address(hidden), byref(table.matrix), self._step(inputs))
+
+    def delta_mixer(self, hidden: Float32, layer: DeltaWeights, inputs: StepInputs, caches: CpuCaches) -> None:
+        prepared = self._prepared(layer, _delta_layer)
+        self._engine.call("hr_delta_mixer", structs.address(hidden), prepared, self._step(inputs), byref(caches.slabs))
+
+    def attention_mixer(self, hidden: Float32, layer: AttentionWeights, inputs: StepInputs, caches: CpuCaches) -> None:
+        assert inputs.rope_cos.shape[1] * 2 == layer.rotary_dims, f"{inputs.rope_cos.shape} for {layer.rotary_dims} dimensions"
+        prepared = self._prepared(layer, _attention_layer)
+        self._engine.call("hr_attention_mixer", structs.address(hidden), prepared, self._step(inputs), byref(caches.slabs))
+
+    def dense_ffn(self, hidden: Float32, layer: DenseFfnWeights, inputs: StepInputs) -> None:
+        self._engine.call("hr_dense_ffn", structs.address(hidden), self._prepared(layer, _dense_layer), self._step(inputs))
+
+    def moe_ffn(self, hidden: Float32, layer: MoeFfnWeights, inputs: StepInputs) -> None:
+        self._engine.call("hr_moe_ffn", structs.address(hidden), self._prepared(layer, _moe_layer), self._step(inputs))
+
+    def final_hidden(self, hidden: Float32, norm: Float32, epsilon: float, inputs: StepInputs, caches: CpuCaches) -> None:
+        arrays = structs.address(hidden), structs.address(norm)
+        self._engine.call("hr_final_hidden", *arrays, epsilon, hidden.shape[1], self._step(inputs), byref(caches.slabs))
+
+    def logits(self, out: Float32, output: CpuWeight, rows: NDArray[np.int32], caches: CpuCaches) -> None:
+        rows = np.ascontiguousarray(rows, np.int32)
+        arguments = byref(output.matrix), structs.address(rows), len(rows), byref(caches.slabs)
+        self._engine.call("hr_logits", structs.address(out), *arguments)
+
+    # -- what the C side is given -------------------------------------------------------------------------------------------------
+    def _step(self, inputs: StepInputs) -> Any:
+        """The structure of a step, made at its first op."""
+        if self._inputs[0] is not inputs:
+            self._inputs = inputs, structs.step_inputs(inputs)
+        return byref(self._inputs[1])
+
+    def _prepared(self, layer: Any, prepare: Callable[[Any], tuple[Any, ...]]) -> Any:
+        """The structure of a layer, made when it is first used. The entry keeps the layer alive, so its id stays its own."""
+        entry = self._layers.get(id(layer))
+        if entry is None:
+            entry = self._layers[id(layer)] = (layer, *prepare(layer))
+        return byref(entry[1])
+
+
+def _delta_layer(layer: DeltaWeights) -> tuple[Any, ...]:
+    conv = np.ascontiguousarray(layer.conv.T)  # channels in lanes
+    return structs.fill(structs.DeltaLayer, layer, conv=conv), conv
+
+
+def _attention_layer(layer: AttentionWeights) -> tuple[Any, ...]:
+    return (structs.fill(structs.AttentionLayer, layer),)
+
+
+def _dense_layer(layer: DenseFfnWeights) -> tuple[Any, ...]:
+    return (structs.fill(structs.DenseLayer, layer),)
+
+
+def _moe_layer(layer: MoeFfnWeights) -> tuple[Any, ...]:
+    if layer.shared_router is None:
+        absent = dict.fromkeys(("shared_router", "shared_gate", "shared_up", "shared_down"), NO_MATRIX)
+        return (structs.fill(structs.MoeLayer, layer, has_shared=0, **absent),)
+    router = np.ascontiguousarray(layer.shared_router).reshape(1, -1)
+    return structs.fill(structs.MoeLayer, layer, has_shared=1, shared_router=structs.float_matrix(router)), router

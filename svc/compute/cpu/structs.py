@@ -1,0 +1,118 @@
+"""What the C side is given: the structures of csrc/engine.h, field for field, and how to fill them."""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from svc.compute.step_inputs import StepInputs
+
+Pointer = ctypes.c_void_p
+Int = ctypes.c_int32
+Long = ctypes.c_int64
+Float = ctypes.c_float
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = [
+        ("data", Pointer),
+        ("row_bytes", Long),
+        ("expert_bytes", Long),
+        *((name, Int) for name in ("type", "rows", "cols", "experts")),
+    ]
+
+
+class Inputs(ctypes.Structure):
+    _fields_ = [
+        *(
+            (name, Pointer)
+            for name in ("tokens", "positions", "cu_seqlens", "rows", "block_table", "capture_tokens", "capture_cells", "cu_captures")
+        ),
+        ("rope_cos", Pointer),
+        ("rope_sin", Pointer),
+        *((name, Int) for name in ("num_tokens", "num_sequences", "max_pages", "num_captures", "rope_pairs")),
+    ]
+
+
+class CacheSlabs(ctypes.Structure):
+    _fields_ = [
+        *((name, Pointer) for name in ("kv", "rows", "cells")),
+        *((name, Long) for name in ("page_elements", "state_elements", "hidden_offset")),
+        *((name, Int) for name in ("kv_is_half", "page_tokens")),
+    ]
+
+
+class DeltaLayer(ctypes.Structure):
+    _fields_ = [
+        *(
+            (name, Int)
+            for name in ("index", "num_key_heads", "num_value_heads", "key_dim", "value_dim", "conv_kernel", "grouped_heads")
+        ),
+        ("epsilon", Float),
+        *((name, Pointer) for name in ("input_norm", "conv", "a", "dt_bias", "output_norm")),
+        *((name, Matrix) for name in ("qkv", "gate", "beta", "alpha", "output")),
+    ]
+
+
+class AttentionLayer(ctypes.Structure):
+    _fields_ = [
+        *((name, Int) for name in ("index", "num_heads", "num_kv_heads", "head_dim", "rotary_dims", "gated")),
+        ("epsilon", Float),
+        *((name, Pointer) for name in ("input_norm", "query_norm", "key_norm")),
+        *((name, Matrix) for name in ("query", "key", "value", "output")),
+    ]
+
+
+class DenseLayer(ctypes.Structure):
+    _fields_ = [("epsilon", Float), ("input_norm", Pointer), *((name, Matrix) for name in ("gate", "up", "down"))]
+
+
+class MoeLayer(ctypes.Structure):
+    _fields_ = [
+        *((name, Int) for name in ("num_experts", "num_used", "has_shared")),
+        ("weights_scale", Float),
+        ("epsilon", Float),
+        ("input_norm", Pointer),
+        *((name, Matrix) for name in ("router", "gate", "up", "down")),
+        *((name, Matrix) for name in ("shared_router", "shared_gate", "shared_up", "shared_down")),
+    ]
+
+
+def address(array: NDArray[Any]) -> int:
+    """Where a C-contiguous array stands; the caller keeps it alive."""
+    assert array.flags.c_contiguous, f"array of shape {array.shape} with strides {array.strides}"
+    return int(array.ctypes.data)
+
+
+def float_matrix(values: NDArray[np.float32]) -> Matrix:
+    """A float32 array [rows, cols] as a Matrix; the caller keeps it alive."""
+    rows, cols = values.shape
+    return Matrix(data=address(values), row_bytes=4 * cols, expert_bytes=0, type=0, rows=rows, cols=cols, experts=1)
+
+
+def fill(structure: type[ctypes.Structure], source: Any, **others: Any) -> Any:
+    """An instance of `structure`: each field from `others`, or else from the attribute of `source` of that name.
+
+    Arrays become addresses, weights their Matrix. The caller keeps `source` and `others` alive.
+    """
+    values: dict[str, Any] = {}
+    for name, *_ in structure._fields_:
+        value = others[name] if name in others else getattr(source, name)
+        if isinstance(value, np.ndarray):
+            value = address(value)
+        values[name] = getattr(value, "matrix", value)
+    return structure(**values)
+
+
+def step_inputs(inputs: StepInputs) -> Inputs:
+    """Valid while `inputs` lives."""
+    arrays = (inputs.tokens, inputs.positions, inputs.cu_seqlens, inputs.rows, inputs.block_table)
+    assert all(array.dtype == np.int32 for array in arrays), [array.dtype for array in arrays]
+    return fill(  # type: ignore[no-any-return]
+        Inputs,
+        inputs,
+        max_pages=inputs.block_table.shape[1],
+        num_captures=len(inputs.capture_tokens),
+        rope_pairs=inputs.rope_cos.shape[1],
+    )
