@@ -179,17 +179,13 @@ class ChatTemplate:
         if tokenizer.add_bos and tokenizer.bos_id is not None and pieces[0] != tokenizer.bos_id:
             ids.append(tokenizer.bos_id)
         starts: list[int] = []
-        system_end: int | None = None
-        in_system = False
+        opens_system: list[bool] = []
         for n, (piece, part) in enumerate(zip(pieces, encoded, strict=True)):
             if self._headers and piece == self._headers.token:
-                is_system = self._headers.opens_system(pieces[n + 1] if n + 1 < len(pieces) else "")
-                if in_system and not is_system:
-                    system_end = len(ids)
-                in_system = is_system and system_end is None
                 starts.append(len(ids))
+                opens_system.append(self._headers.opens_system(pieces[n + 1] if n + 1 < len(pieces) else ""))
             ids += part
-        return PromptTokens(ids, tuple(_boundaries(starts, system_end)))
+        return PromptTokens(ids, tuple(_boundaries(starts, opens_system)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +234,11 @@ class _Conversation:
         return _Conversation([*self.messages[:-1], message], self.tools, self.kwargs)
 
 
-def _boundaries(starts: list[int], system_end: int | None) -> Iterator[Boundary]:
-    for start in starts:
-        if start == system_end:
+def _boundaries(starts: list[int], opens_system: list[bool]) -> Iterator[Boundary]:
+    """SYSTEM_END before the first message that is not a system one, if a system one comes first."""
+    first = opens_system.index(False) if False in opens_system else 0
+    for n, start in enumerate(starts):
+        if n == first > 0:
             yield Boundary(start, BoundaryKind.SYSTEM_END)
         yield Boundary(start, BoundaryKind.MESSAGE_START)
 

@@ -107,14 +107,26 @@ def test_long_text_encodes_the_same_off_the_loop(tokenizer: Tokenizer) -> None:
             assert asyncio.run(tokenizer.encode_async(text, parse_special=parse_special)) == expected
 
 
-async def test_the_loop_goes_on_during_a_long_encoding(tokenizer: Tokenizer) -> None:
-    """While a long text is encoded, other tasks of the loop run."""
-    task = asyncio.ensure_future(tokenizer.encode_async("many words " * 20_000, parse_special=True))
+@pytest.mark.parametrize("text", ["many words " * 20_000, "<|im_start|>user\nhi\n<|im_end|>\n" * 1000])
+async def test_the_loop_goes_on_during_a_long_encoding(tokenizer: Tokenizer, text: str) -> None:
+    """While one long text or very many short ones are encoded, other tasks of the loop run."""
+    task = asyncio.ensure_future(tokenizer.encode_async(text, parse_special=True))
     turns = 0
     while not task.done():
         await asyncio.sleep(0)
         turns += 1
-    assert turns > 10
+    assert turns > 5
+    assert len(task.result()) > 5000
+
+
+def test_of_equal_tokens_the_first_is_encoded(metadata: Any) -> None:
+    """Some vocabularies hold a text twice: text encodes to the first, and both decode."""
+    values = metadata("tiny", "qwen35")
+    tokens = [*values["tokenizer.ggml.tokens"], "a"]
+    types = [*values["tokenizer.ggml.token_type"], 1]
+    tokenizer = Tokenizer.from_metadata(values | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types})
+    assert tokenizer.encode("a", parse_special=True) == [tokens.index("a")]
+    assert tokenizer.decode([tokens.index("a"), 2048]) == "aa"
 
 
 @pytest.mark.parametrize(
