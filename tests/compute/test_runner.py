@@ -1,0 +1,202 @@
+"""ModelRunner: the order within a step, what comes back, progress while loading, and its asserts."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from svc.compute.backend import Capture, PageCopy, Piece, RowCell, Sample, StepBatch
+from svc.compute.reference import ReferenceOps
+from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner, load_model, open_model
+from svc.compute.sampling.params import SamplingParams
+from svc.memory.plan import MemoryPlan
+from tests.compute.rig import GGUF, GREEDY, PAGE_TOKENS, PAGES_PER_ROW, Rig, golden, prompt
+
+MODEL = GGUF / "tiny-qwen35-hd128-bf16.gguf"
+
+
+class RecordingOps:
+    """The reference, noting the name of each operation."""
+
+    name = "reference"
+
+    def __init__(self) -> None:
+        self._ops = ReferenceOps()
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        operation = getattr(self._ops, name)
+
+        def recorded(*args: Any) -> Any:
+            self.calls.append(name)
+            return operation(*args)
+
+        return recorded
+
+
+@pytest.fixture(scope="module")
+def rig() -> Rig:
+    return Rig(MODEL)
+
+
+def recording() -> tuple[RecordingOps, ModelRunner]:
+    config, source = open_model(MODEL)
+    ops = RecordingOps()
+    model = load_model(source, config, ops)  # type: ignore[arg-type]
+    plan = MemoryPlan(config.memory_layout(PAGE_TOKENS, "f32"), 3 * PAGES_PER_ROW, 3, 4)
+    runner = ModelRunner(model, ops, plan, max_step_tokens=64)  # type: ignore[arg-type]
+    ops.calls.clear()
+    return ops, runner
+
+
+def test_order_of_a_step(rig: Rig) -> None:
+    """Copies, saves, zeros, restores, forward, then the logits: the list in backend.py, whatever the batch's own order."""
+    ops, runner = recording()
+    runner.run(
+        StepBatch(
+            samples=[Sample(0, 2, 0, GREEDY)],
+            captures=[Capture(piece=0, position=1, cell=3)],
+            pieces=[rig.piece(0, 0, [5, 6])],
+            restores=[RowCell(1, 0)],
+            zero_rows=[0, 2],
+            saves=[RowCell(1, 0)],
+            copies=[PageCopy(1, 2)],
+        )
+    )
+    mixers = ["delta_mixer", "dense_ffn"] * 3 + ["attention_mixer", "dense_ffn"]
+    assert ops.calls == [
+        "copy_pages", "save_rows", "zero_rows", "restore_rows", "embed", *mixers, "final_hidden", "logits", "to_numpy",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("batch", "calls"),
+    [
+        (StepBatch(), []),
+        (StepBatch(copies=[PageCopy(0, 1)]), ["copy_pages"]),
+        (StepBatch(saves=[RowCell(0, 1)]), ["save_rows"]),
+        (StepBatch(restores=[RowCell(0, 1)]), ["restore_rows"]),
+        (StepBatch(zero_rows=[2]), ["zero_rows"]),
+    ],
+)
+def test_without_pieces(batch: StepBatch, calls: list[str]) -> None:
+    """Only what was asked for is done."""
+    ops, runner = recording()
+    runner.run(batch)
+    assert ops.calls == calls
+
+
+def test_a_seat_changes_hands_in_one_step(rig: Rig) -> None:
+    """A row is saved, set to zero for another sequence and run; the saved state goes on in another row as if nothing were."""
+    tokens = prompt("s2")
+    whole = rig.prefill(tokens, row=1)
+    rig.prefill(tokens[:40], row=0)
+    rig.runner.run(StepBatch(saves=[RowCell(0, 2)], zero_rows=[0], pieces=[rig.piece(0, 0, [9, 9, 9])]))
+    moved = Piece(1, 40, tokens[40:], rig.pages(1))  # row 1's pages hold the same text
+    logits = rig.logits(StepBatch(restores=[RowCell(1, 2)], pieces=[moved]))
+    np.testing.assert_allclose(logits, whole[40:], atol=1e-4)
+
+
+def test_captured_cells_are_reported(rig: Rig) -> None:
+    """Cells of saves and of captures: what may be published."""
+    result = rig.runner.run(
+        StepBatch(
+            saves=[RowCell(1, 3)],
+            zero_rows=[0],
+            pieces=[rig.piece(0, 0, [1, 2, 3])],
+            captures=[Capture(piece=0, position=2, cell=0), Capture(piece=0, position=3, cell=2)],
+        )
+    )
+    assert sorted(result.captured) == [0, 2, 3]
+    assert result.samples == ()
+    assert result.duration_s > 0
+
+
+def test_sampling_without_evaluation(rig: Rig) -> None:
+    """A restored hidden row is enough for any number of choices and parameters, in the order asked for."""
+    tokens, expected = prompt("s2"), golden("tiny-qwen35-hd128.hf")
+    rig.runner.run(StepBatch(zero_rows=[0], pieces=[rig.piece(0, 0, tokens)], captures=[Capture(0, len(tokens), 1)]))
+    other = rig.runner.run(StepBatch(zero_rows=[2], pieces=[rig.piece(2, 0, prompt("s1"))], samples=[Sample(2, 7, 0, GREEDY)]))
+    hot = SamplingParams(temperature=1.0, seed=1)
+    wanted = [Sample(1, 70, 0, GREEDY), Sample(2, 7, 0, GREEDY), Sample(1, 70, 0, hot), Sample(1, 70, 1, hot)]
+    result = rig.runner.run(StepBatch(restores=[RowCell(1, 1)], samples=wanted))
+    assert result.samples[0].token == expected["s2.greedy"][0]
+    assert result.samples[1] == other.samples[0]
+    assert result.samples[1].token == expected["s1.greedy"][0]
+    assert result.samples[2] != result.samples[3]
+
+
+def test_more_rows_than_logits_fit() -> None:
+    """Seats beyond the logits buffer are sampled in turns, each from its own row."""
+    config, source = open_model(MODEL)
+    ops = ReferenceOps()
+    num_rows = MAX_LOGIT_ROWS + 3
+    plan = MemoryPlan(config.memory_layout(PAGE_TOKENS, "f32"), num_rows, num_rows, 1)
+    runner = ModelRunner(load_model(source, config, ops), ops, plan, max_step_tokens=num_rows)
+    pieces = [Piece(row, 0, np.array([row + 1], np.int32), np.array([row], np.int32)) for row in range(num_rows)]
+    samples = [Sample(row, 1, 0, GREEDY) for row in range(num_rows)]
+    together = runner.run(StepBatch(zero_rows=range(num_rows), pieces=pieces, samples=samples))
+    for row in (0, MAX_LOGIT_ROWS - 1, MAX_LOGIT_ROWS, num_rows - 1):
+        alone = runner.run(StepBatch(zero_rows=[row], pieces=[pieces[row]], samples=[samples[row]]))
+        assert alone.samples[0].token == together.samples[row].token
+
+
+def test_not_finite_row_fails_alone(rig: Rig) -> None:
+    """A row whose state is NaN samples -1; its neighbour in the batch is not touched."""
+    tokens = prompt("s1")
+    alone = rig.runner.run(StepBatch(zero_rows=[0], pieces=[rig.piece(0, 0, tokens)], samples=[Sample(0, 7, 0, GREEDY)]))
+    rig.caches.rows[1] = np.nan
+    pieces = [rig.piece(1, 0, tokens), rig.piece(0, 0, tokens)]
+    samples = [Sample(1, 7, 0, GREEDY), Sample(0, 7, 0, GREEDY)]
+    result = rig.runner.run(StepBatch(zero_rows=[0], pieces=pieces, samples=samples))
+    assert [sampled.token for sampled in result.samples] == [-1, alone.samples[0].token]
+
+
+def test_progress() -> None:
+    """Bytes rise to the whole file's tensors and end there."""
+    config, source = open_model(MODEL)
+    seen: list[tuple[int, int]] = []
+    load_model(source, config, ReferenceOps(), progress=lambda done, total: seen.append((done, total)))
+    total = sum(tensor.nbytes for tensor in source.file.tensors.values())
+    done = [step for step, _ in seen]
+    assert done == sorted(done)
+    assert len(set(done)) > 50
+    assert seen[-1] == (total, total)
+    assert {whole for _, whole in seen} == {total}
+
+
+TOKENS = np.array([1, 2, 3], np.int32)
+PAGES = np.arange(2, dtype=np.int32)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        StepBatch(pieces=[Piece(3, 0, TOKENS, PAGES)]),
+        StepBatch(pieces=[Piece(0, 0, TOKENS[:0], PAGES)]),
+        StepBatch(pieces=[Piece(0, 0, np.array([2048], np.int32), PAGES)]),
+        StepBatch(pieces=[Piece(0, 0, np.array([-1], np.int32), PAGES)]),
+        StepBatch(pieces=[Piece(0, 30, TOKENS, PAGES)]),  # pages for 32 positions only
+        StepBatch(pieces=[Piece(0, 0, TOKENS, np.array([-1], np.int32))]),
+        StepBatch(pieces=[Piece(0, 0, TOKENS, np.array([3 * PAGES_PER_ROW], np.int32))]),
+        StepBatch(pieces=[Piece(0, 0, TOKENS, PAGES), Piece(0, 3, TOKENS, PAGES)]),
+        StepBatch(pieces=[Piece(0, 0, np.ones(513, np.int32), np.arange(64, dtype=np.int32))]),
+        StepBatch(pieces=[Piece(0, 2, TOKENS, PAGES)], captures=[Capture(0, 2, 0)]),
+        StepBatch(pieces=[Piece(0, 2, TOKENS, PAGES)], captures=[Capture(0, 6, 0)]),
+        StepBatch(pieces=[Piece(0, 0, TOKENS, PAGES)], captures=[Capture(0, 1, 4)]),
+        StepBatch(pieces=[Piece(0, 0, TOKENS, PAGES)], captures=[Capture(0, 1, 0), Capture(0, 2, 0)]),
+        StepBatch(saves=[RowCell(0, 4)]),
+        StepBatch(restores=[RowCell(-1, 0)]),
+        StepBatch(zero_rows=[3]),
+        StepBatch(copies=[PageCopy(0, 3 * PAGES_PER_ROW)]),
+        StepBatch(samples=[Sample(3, 0, 0, GREEDY)]),
+    ],
+)
+def test_numbers_outside_the_plan(rig: Rig, batch: StepBatch) -> None:
+    """A wrong row, cell, page, position or token is an assertion before anything is written."""
+    before = [slab.copy() for slab in (rig.caches.kv, rig.caches.rows, rig.caches.cells)]
+    with pytest.raises(AssertionError):
+        rig.runner.run(batch)
+    for slab, copy in zip((rig.caches.kv, rig.caches.rows, rig.caches.cells), before, strict=True):
+        np.testing.assert_array_equal(slab, copy)

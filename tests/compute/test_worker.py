@@ -1,0 +1,169 @@
+"""The compute thread: the loop stays free, errors travel, and a cancelled wait loses nothing."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from svc.compute.backend import StepBatch, StepResult
+from svc.compute.worker import ComputeWorker
+from svc.memory.layout import MemoryLayout
+from svc.memory.plan import MemoryPlan
+
+PLAN = MemoryPlan(MemoryLayout(8, 1, 1, 4, 0, 0, 0, 0, 0, 0, 16), 4, 1, 1)
+EMPTY = StepBatch()
+
+
+class GatedBackend:
+    """Each step waits until the test opens the gate, and notes its thread."""
+
+    name = "gated"
+    plan = PLAN
+    max_step_tokens = 8
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.started = threading.Event()
+        self.threads: list[threading.Thread] = []
+        self.finished = 0
+        self.closed = False
+        self.outcome: Callable[[], None] = lambda: None
+
+    def run(self, batch: StepBatch) -> StepResult:
+        assert not self.closed
+        self.threads.append(threading.current_thread())
+        self.started.set()
+        assert self.gate.wait(timeout=30), "the test never opened the gate"
+        self.outcome()
+        self.finished += 1
+        return StepResult((), (self.finished,), 0.0)
+
+    def close(self) -> None:
+        self.threads.append(threading.current_thread())
+        self.closed = True
+
+
+async def started(backend: GatedBackend) -> None:
+    await asyncio.to_thread(backend.started.wait, 30)
+
+
+async def test_the_loop_stays_free() -> None:
+    """While a step runs, the loop goes on: it is the loop that opens the gate the step waits for."""
+    backend = GatedBackend()
+    worker = ComputeWorker(backend)
+    step = asyncio.create_task(worker.run(EMPTY))
+    await started(backend)
+    assert "stepping" in repr(worker)
+    backend.gate.set()
+    assert (await step).captured == (1,)
+    assert "idle" in repr(worker)
+    await worker.close()
+
+
+async def test_one_thread_of_its_own() -> None:
+    """All steps and the closing happen on the same thread, which is not the loop's and ends."""
+    backend = GatedBackend()
+    backend.gate.set()
+    worker = ComputeWorker(backend)
+    results = [await worker.run(EMPTY) for _ in range(3)]
+    await worker.close()
+    assert [result.captured for result in results] == [(1,), (2,), (3,)]
+    (thread,) = set(backend.threads)
+    assert thread is not threading.current_thread()
+    assert not thread.is_alive()
+
+
+async def test_errors_travel_and_end_nothing() -> None:
+    """An exception of a step is the awaiter's; the next step runs."""
+    backend = GatedBackend()
+    backend.gate.set()
+    worker = ComputeWorker(backend)
+
+    def fail() -> None:
+        raise RuntimeError("bad page")
+
+    backend.outcome = fail
+    with pytest.raises(RuntimeError, match="bad page"):
+        await worker.run(EMPTY)
+    backend.outcome = lambda: None
+    assert (await worker.run(EMPTY)).captured == (1,)
+    await worker.close()
+
+
+async def test_a_cancelled_wait_loses_no_step() -> None:
+    """The step completes; settle() gives its result, also twice."""
+    backend = GatedBackend()
+    worker = ComputeWorker(backend)
+    step = asyncio.create_task(worker.run(EMPTY))
+    await started(backend)
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    assert backend.finished == 0
+    backend.gate.set()
+    for _ in range(2):
+        result = await worker.settle()
+        assert result is not None
+        assert result.captured == (1,)
+    await worker.close()
+
+
+async def test_a_step_waiting_in_line_is_not_lost_either() -> None:
+    """Two calls at once run one after the other; cancelling the second, not begun yet, still lets it run."""
+    backend = GatedBackend()
+    worker = ComputeWorker(backend)
+    first, second = asyncio.create_task(worker.run(EMPTY)), asyncio.create_task(worker.run(EMPTY))
+    await started(backend)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    backend.gate.set()
+    assert (await first).captured == (1,)
+    result = await worker.settle()
+    assert result is not None
+    assert result.captured == (2,)
+    await worker.close()
+
+
+async def test_settle_raises_what_the_step_raised() -> None:
+    """Also when nobody waited for the step; and the loop's exception handler is not bothered."""
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+    backend = GatedBackend()
+    worker = ComputeWorker(backend)
+
+    def fail() -> None:
+        raise RuntimeError("lost device")
+
+    backend.outcome = fail
+    step = asyncio.create_task(worker.run(EMPTY))
+    await started(backend)
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    backend.gate.set()
+    with pytest.raises(RuntimeError, match="lost device"):
+        await worker.settle()
+    await worker.close()
+    assert complaints == []
+
+
+async def test_close_waits_for_the_step_and_is_done_once() -> None:
+    """The backend is closed after its last step, once; settle() without a step is None."""
+    backend = GatedBackend()
+    worker = ComputeWorker(backend)
+    assert await worker.settle() is None
+    step = asyncio.create_task(worker.run(EMPTY))
+    await started(backend)
+    closing = asyncio.create_task(worker.close())
+    await asyncio.to_thread(lambda: None)
+    assert not backend.closed
+    backend.gate.set()
+    await closing
+    assert (backend.finished, backend.closed) == (1, True)
+    assert (await step).captured == (1,)
+    await worker.close()
+    assert "closed" in repr(worker)
+    with pytest.raises(AssertionError):
+        await worker.run(EMPTY)

@@ -1,0 +1,16 @@
+"""Every tolerance of the tests, with its reason. Nothing else may say how equal is equal."""
+
+# Logits (in the order of 10) against transformers' float32: two correct float32 engines differ by up to 4e-4 on these models.
+LOGITS_GOLDEN = 2e-3
+# Per-layer values of the same models, in the order of 1.
+LAYER_GOLDEN = 2e-4
+# The reference against itself, batched, chunked or resumed otherwise: numpy's matrix products round by the number of rows.
+LOGITS_REFERENCE_SELF = 1e-4
+# The same for the models with 32-dimensional heads and experts, whose random weights amplify rounding 5 to 20 times.
+LOGITS_REFERENCE_SELF_AMPLIFIED = 5e-4
+
+# One op against float64 on random inputs: |difference| <= ABSOLUTE + RELATIVE * |expected|, float weights and float activations.
+KERNEL_ABSOLUTE = 2e-5
+KERNEL_RELATIVE = 2e-5
+# The same with K and V stored as float16 (11 bits): half a unit in the last place of each, averaged by the softmax.
+KERNEL_F16_ABSOLUTE = 2e-3
