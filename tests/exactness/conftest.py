@@ -1,0 +1,50 @@
+"""Real tiny models on the cpu backend, driven step by step without a server."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from svc.compute.arch import load_model
+from svc.compute.cpu.ops import CpuOps
+from svc.compute.runner import ModelRunner, open_model
+from svc.memory.plan import MemoryPlan
+from tests.slots.harness import Driver
+
+MODELS = Path(__file__).parents[1] / "data" / "gguf"
+HYBRID_MODELS = ["tiny-qwen35moe-Q4_K_M", "tiny-qwen3next-Q4_K_M", "tiny-qwen35-hd128-bf16"]
+ALL_MODELS = [*HYBRID_MODELS, "tiny-qwen3-Q8_0"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What must not change a single bit of any answer."""
+
+    threads: int = 2
+    level: str | None = None  # instruction set of the kernels; None: the best there is
+    max_step_tokens: int = 256
+    num_pages: int = 200
+    num_rows: int = 4
+    num_cells: int = 64
+    page_tokens: int = 16
+    kv_type: str = "f16"
+
+
+@pytest.fixture
+def fresh() -> Callable[..., Driver]:
+    """`fresh(model, **setting)`: a new server's worth of memory around a model, nothing cached."""
+    rooms: list[CpuOps] = []
+
+    def make(model: str, **changes: object) -> Driver:
+        setting = Setting(**changes)  # type: ignore[arg-type]
+        ops = CpuOps(setting.threads, level=setting.level, poison=True)
+        rooms.append(ops)
+        config, source = open_model(MODELS / f"{model}.gguf")
+        layout = config.memory_layout(setting.page_tokens, setting.kv_type)
+        plan = MemoryPlan(layout, setting.num_pages, setting.num_rows, setting.num_cells)
+        return Driver(ModelRunner(load_model(source, config, ops), ops, plan, setting.max_step_tokens))
+
+    yield make
+    for ops in rooms:
+        ops.close()

@@ -1,0 +1,158 @@
+"""DESIGN section 3: on the cpu backend the same tokens give the same bits, however they were computed.
+
+Each test compares token ids *and* log probabilities (== on floats) with a control from a fresh server that ran the request alone,
+so that nothing is proven by a cache hit.
+"""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from svc.compute.cpu.library import available_levels
+from svc.compute.sampling.params import SamplingParams
+from svc.slots.events import TokenEvent
+from tests.exactness.conftest import ALL_MODELS, HYBRID_MODELS
+from tests.slots.harness import Answer, Driver
+
+Fresh = Callable[..., Driver]
+GREEDY = SamplingParams(temperature=0, num_logprobs=3)
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=11, num_logprobs=3)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(3, 2000), k=length)
+
+
+def bits(answer: Answer) -> list[tuple[int, float, tuple[tuple[int, float], ...]]]:
+    return [(event.token, event.logprob, event.top) for event in answer.events if isinstance(event, TokenEvent)]
+
+
+def solo(fresh: Fresh, model: str, tokens: list[int], max_tokens: int = 6, params: SamplingParams = GREEDY) -> list[object]:
+    answer = fresh(model).ask(tokens, max_tokens, params=params)
+    assert answer.cached == 0
+    assert len(bits(answer)) == max_tokens
+    return list(bits(answer))
+
+
+@pytest.mark.parametrize("k", [2, 3, 5, 8, 17])
+@pytest.mark.parametrize("model", ALL_MODELS)
+def test_batched(fresh: Fresh, model: str, k: int) -> None:
+    """SCENARIO 10: k conversations at once, each equal to its solo run."""
+    prompts = [prompt(random.Random(i).choice([1, 2, 3, 17, 40, 63]), seed=i) for i in range(k)]
+    driver = fresh(model, num_rows=17, num_pages=300)
+    answers = [driver.submit(tokens, 6, params=GREEDY) for tokens in prompts]
+    driver.run()
+    for answer, tokens in zip(answers, prompts, strict=True):
+        assert answer.cached == 0
+        assert bits(answer) == solo(fresh, model, tokens)
+
+
+@pytest.mark.parametrize("chunk", [4, 7, 16, 33, 64])
+@pytest.mark.parametrize("model", ALL_MODELS)
+def test_chunked_otherwise(fresh: Fresh, model: str, chunk: int) -> None:
+    """However a prompt is cut into steps."""
+    control = solo(fresh, model, prompt(130))
+    assert bits(fresh(model, max_step_tokens=chunk).ask(prompt(130), 6, params=GREEDY)) == control
+
+
+@pytest.mark.parametrize("known", [1, 15, 16, 17, 64, 100, 129, 130])
+@pytest.mark.parametrize("model", ALL_MODELS)
+def test_resumed(fresh: Fresh, model: str, known: int) -> None:
+    """Resumed from a snapshot at any place: same bits as cold, and really resumed there."""
+    control = solo(fresh, model, prompt(130))
+    driver = fresh(model)
+    driver.ask(prompt(130)[:known], 0)
+    answer = driver.ask(prompt(130), 6, params=GREEDY)
+    assert answer.cached == known
+    assert bits(answer) == control
+
+
+@pytest.mark.parametrize("model", ALL_MODELS)
+def test_resumed_behind_an_answer(fresh: Fresh, model: str) -> None:
+    """A state made by decoding equals the one a cold prefill of the same text makes."""
+    driver = fresh(model)
+    first = driver.ask(prompt(50), 20, params=GREEDY)
+    turn = prompt(50) + first.tokens + prompt(30, seed=1)
+    second = driver.ask(turn, 6, params=GREEDY)
+    assert second.cached == 69
+    assert bits(second) == solo(fresh, model, turn)
+
+
+@pytest.mark.parametrize("model", HYBRID_MODELS)
+def test_branches_do_not_touch_each_other(fresh: Fresh, model: str) -> None:
+    """Two answers at once that grow from the same snapshot in the middle of a page."""
+    driver = fresh(model)
+    driver.ask(prompt(41), 0)
+    branches = [prompt(41) + prompt(20 + i, seed=i) for i in (1, 2, 3)]
+    answers = [driver.submit(tokens, 6, params=GREEDY) for tokens in branches]
+    driver.run()
+    for answer, tokens in zip(answers, branches, strict=True):
+        assert answer.cached == 41
+        assert bits(answer) == solo(fresh, model, tokens)
+
+
+@pytest.mark.parametrize("model", ALL_MODELS)
+def test_preempted(fresh: Fresh, model: str) -> None:
+    """Preempted in mid-answer and brought back: same bits, and somebody really was preempted."""
+    driver = fresh(model, num_pages=12)
+    prompts = [prompt(30, seed=i) for i in range(3)]
+    answers = [driver.submit(tokens, 50, params=SAMPLED) for tokens in prompts]
+    driver.run()
+    assert driver.scheduler.counters.preemptions > 0
+    for answer, tokens in zip(answers, prompts, strict=True):
+        assert bits(answer) == solo(fresh, model, tokens, 50, SAMPLED)
+
+
+@pytest.mark.parametrize("threads", [1, 3, 5])
+@pytest.mark.parametrize("model", ALL_MODELS)
+def test_other_thread_counts(fresh: Fresh, model: str, threads: int) -> None:
+    """Threads never split a reduced dimension."""
+    control = solo(fresh, model, prompt(70))
+    assert bits(fresh(model, threads=threads).ask(prompt(70), 6, params=GREEDY)) == control
+
+
+@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("model", ALL_MODELS)
+def test_other_instruction_sets(fresh: Fresh, model: str, level: str) -> None:
+    """Plain C is the oracle of every level this processor has."""
+    control = solo(fresh, model, prompt(20))
+    assert bits(fresh(model, level=level).ask(prompt(20), 6, params=GREEDY)) == control
+
+
+@pytest.mark.parametrize("model", ALL_MODELS)
+def test_other_page_sizes(fresh: Fresh, model: str) -> None:
+    """Attention reads absolute tiles, whatever the page size."""
+    control = solo(fresh, model, prompt(130))
+    for page_tokens in (32, 48, 64):
+        assert bits(fresh(model, page_tokens=page_tokens).ask(prompt(130), 6, params=GREEDY)) == control
+
+
+@pytest.mark.parametrize("model", HYBRID_MODELS)
+def test_poisoned_memory_does_not_show(fresh: Fresh, model: str) -> None:
+    """SCENARIO 17: every row, cell and page that nobody holds set to NaN, then fresh prompts: all clean."""
+    driver = fresh(model)
+    for seed in range(5):
+        driver.ask(prompt(60, seed=seed), 6)
+    driver.cache.clear()
+    caches = driver._backend._caches  # type: ignore[attr-defined]
+    for slab in (caches.kv, caches.rows, caches.cells):
+        slab[:] = float("nan")
+    for seed in range(5, 10):
+        assert bits(driver.ask(prompt(60, seed=seed), 6, params=GREEDY)) == solo(fresh, model, prompt(60, seed=seed))
+
+
+@pytest.mark.parametrize("model", HYBRID_MODELS)
+def test_a_nan_in_a_live_row_ends_one_request_only(fresh: Fresh, model: str) -> None:
+    """A state poisoned while it is live: that request ends with an error, its neighbour's bits do not change."""
+    driver = fresh(model)
+    sick = driver.submit(prompt(30), 12, params=GREEDY)
+    well = driver.submit(prompt(30, seed=1), 12, params=GREEDY)
+    driver.step()
+    driver.step()
+    row = next(slot.lease.row for slot in driver.scheduler.slots if slot.sequence is sick.sequence)
+    driver._backend._caches.rows[row, :64] = float("nan")  # type: ignore[attr-defined]
+    driver.run()
+    assert sick.end.error is not None
+    assert bits(well) == solo(fresh, model, prompt(30, seed=1), 12)
+    assert bits(driver.ask(prompt(30), 12, params=GREEDY)) == solo(fresh, model, prompt(30), 12)
