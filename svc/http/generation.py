@@ -30,7 +30,8 @@ class Piece:
     answer: "Answer"
     text: str
     tokens: list[TokenEvent]
-    finish_reason: str | None  # "stop" or "length" with the last piece
+    finish_reason: str | None = None  # "stop" or "length" with the last piece
+    error: Exception | None = None  # instead of a finish reason: to be raised once the text has been dealt with
 
 
 class Answer:
@@ -60,31 +61,22 @@ class Answer:
         return delta.stopped
 
     def accept(self, events: Sequence[Event]) -> Piece:
-        """Takes events in. Raises ApiError if the answer failed or was cut off by the server's end."""
-        text: list[str] = []
-        tokens: list[TokenEvent] = []
-        reason: str | None = None
-        for event in events:
-            if isinstance(event, TokenEvent):
-                tokens.append(event)
-                text.append(self._deltas.popleft())
-            else:
-                self.finished = event
-                rest = self._text.flush()
-                text.append(rest.text)
-                reason = self._finish_reason(event, stopped=rest.stopped)
-        return Piece(self, "".join(text), tokens, reason)
-
-    def _finish_reason(self, finished: Finished, *, stopped: bool) -> str:
-        match finished.reason:
-            case FinishReason.STOP:
-                return "stop"
-            case FinishReason.LENGTH:
-                return "stop" if stopped else "length"
+        """Takes events in; the end is the last of them."""
+        tokens = [event for event in events if isinstance(event, TokenEvent)]
+        text = "".join(self._deltas.popleft() for _ in tokens)
+        end = events[-1] if events else None
+        if not isinstance(end, Finished):
+            return Piece(self, text, tokens)
+        self.finished = end
+        match end.reason:
             case FinishReason.CANCELLED:
-                raise unavailable("The server is shutting down; the answer was cut off.", "draining")
+                error = unavailable("The server is shutting down; the answer was cut off.", "draining")
+                return Piece(self, text, tokens, error=error)
             case FinishReason.ERROR:
-                raise GenerationFailedError(finished.error or "unknown")
+                return Piece(self, text, tokens, error=GenerationFailedError(end.error or "unknown"))
+        rest = self._text.flush()
+        stopped = rest.stopped or end.reason is FinishReason.STOP
+        return Piece(self, text + rest.text, tokens, "stop" if stopped else "length")
 
 
 class GenerationFailedError(Exception):

@@ -43,6 +43,8 @@ async def reply(request: web.Request, service: Service, generation: Generation, 
 async def _whole(generation: Generation, dialect: Dialect) -> web.Response:
     while not generation.ended:
         for piece in await generation.read():
+            if piece.error is not None:
+                raise piece.error
             dialect.add(piece)
     report = generation.report() if generation.options.cache_report else None
     return json_response(dialect.whole(generation.usage(), report))
@@ -70,6 +72,8 @@ async def _send_pieces(events: EventStream, generation: Generation, dialect: Dia
         for piece in await generation.read(events.silence_left_s):
             for chunk in dialect.chunks(piece):
                 await events.send(chunk)
+            if piece.error is not None:
+                raise piece.error
         if events.silence_left_s == 0:
             await events.ping()
     if options.include_usage or options.cache_report:

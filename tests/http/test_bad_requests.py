@@ -1,0 +1,241 @@
+"""Everything a client can get wrong: the status, and an OpenAI-shaped error that names the field."""
+
+import json
+from typing import Any
+
+import pytest
+
+from svc.errors import DrainingError, QueueFullError
+from tests.fakes.fake_engine import FakeEngine, saying
+from tests.fakes.fake_text import VOCAB_SIZE
+from tests.http.harness import Harness, serving
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+USER = [{"role": "user", "content": "hi"}]
+
+
+def _check_shape(body: Any) -> None:
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1), ("temperature", 1e9), ("temperature", "hot"), ("temperature", [1]), ("top_p", 1.01), ("top_p", -1),
+        ("min_p", 2), ("top_k", -2), ("top_k", 1.5), ("n", 0), ("n", 17), ("n", 10**30), ("n", True), ("seed", 2**64),
+        ("seed", 10**4000), ("max_tokens", -1), ("max_tokens", "5"), ("max_completion_tokens", -5), ("stop", ""), ("stop", 5),
+        ("stop", ["x"] * 17), ("stop", "x" * 1001), ("top_logprobs", 5), ("stream", "yes"), ("stop_token_ids", [VOCAB_SIZE]),
+        ("logit_bias", {"5": 1}), ("presence_penalty", 0.5), ("frequency_penalty", -1), ("response_format", {"type": "json_object"}),
+        ("audio", {"voice": "a"}), ("modalities", ["text", "audio"]), ("tool_choice", "required"), ("functions", [{"name": "f"}]),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}), ("repeat_penalty", 1.1), ("grammar", "root ::= x"),
+        ("messages", []), ("messages", "hi"), ("messages", None), ("model", 5), ("chat_template_kwargs", "x"), ("tools", {}),
+    ],
+)  # fmt: skip
+async def test_bad_chat_field_is_named(field: str, value: Any) -> None:
+    """A value of the wrong type, out of range, or asking for what is not supported: 400 with `param`, and nothing submitted."""
+    async with serving(FakeEngine(saying("x"))) as at:
+        status, body = await at.post(CHAT, {"messages": USER, field: value})
+    assert status == 400
+    _check_shape(body)
+    assert body["error"]["type"] == "invalid_request_error"
+    assert body["error"]["param"] == field
+    assert field in body["error"]["message"]
+    assert at.engine.sequences == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": [*USER, 5]}, "messages[1]"),
+        ({"messages": USER, "stop": ["a", ""]}, "stop[1]"),
+        ({"messages": USER, "stop": ["a", 1]}, "stop[1]"),
+        ({"messages": USER, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"messages": USER, "stream_options": {"include_usage": 3}}, "stream_options.include_usage"),
+        ({"messages": [*USER, {"role": "assistant", "content": "refuse"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+    ],
+)
+async def test_path_of_a_nested_field(body: Any, param: str) -> None:
+    """`param` is the path to the culprit."""
+    async with serving(FakeEngine(saying("x"))) as at:
+        status, answer = await at.post(CHAT, body)
+    assert (status, answer["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt[0]"),
+        ({"prompt": ["a", ""]}, "prompt[1]"),
+        ({"prompt": ["a", 1]}, "prompt[1]"),
+        ({"prompt": [1, [2]]}, "prompt[1]"),
+        ({"prompt": [[1], [2, "x"]]}, "prompt[1][1]"),
+        ({"prompt": [1, -1]}, "prompt[1]"),
+        ({"prompt": [VOCAB_SIZE]}, "prompt[0]"),
+        ({"prompt": [[0], [VOCAB_SIZE]]}, "prompt[1][0]"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": "a", "suffix": "b"}, "suffix"),
+        ({"prompt": "a", "best_of": 3}, "best_of"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs"),
+        ({"prompt": "a", "logprobs": True}, "logprobs"),
+        ({"prompt": "a", "logprobs": 1, "echo": True}, "echo"),
+    ],
+)
+async def test_bad_completion_field_is_named(body: Any, param: str) -> None:
+    """As for chat, for the fields of completions."""
+    async with serving(FakeEngine(saying("x"))) as at:
+        status, answer = await at.post(COMPLETIONS, body)
+    assert status == 400
+    _check_shape(answer)
+    assert answer["error"]["param"] == param
+    assert at.engine.sequences == []
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"", b"  ", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"messages": NaN}', b'{"prompt": Infinity}', b"[" * 100_000,
+        b'{"x":' * 50_000, b'{"prompt": "\xff"}', b'{"prompt": "a", "temperature": 1e999}', b'{"prompt": "a", "seed": 1' + b"0" * 6000 + b"}",
+        b'{"messages": [{"role": "user", "content": ' + b"[" * 5000 + b"]" * 5000 + b"}]}",
+    ],
+)  # fmt: skip
+async def test_garbage_body(path: str, raw: bytes) -> None:
+    """Whatever the bytes are, the answer is a 400 in the usual shape, and the server serves the next request."""
+    async with serving(FakeEngine(saying("x"))) as at:
+        status, body = await at.post(path, raw)
+        assert status == 400
+        _check_shape(body)
+        await _still_serves(at)
+
+
+async def _still_serves(at: Harness) -> None:
+    assert (await at.post(COMPLETIONS, {"prompt": "a"}))[0] == 200
+
+
+async def test_prompt_beyond_the_context() -> None:
+    """The error has OpenAI's code and its opening words (clients look for both)."""
+    async with serving(FakeEngine(saying("x"), context_tokens=10)) as at:
+        for path, body in ((CHAT, {"messages": USER}), (COMPLETIONS, {"prompt": "a" * 11})):
+            status, answer = await at.post(path, body)
+            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+            assert answer["error"]["message"].startswith("This model's maximum context length is")
+
+
+async def test_routes_and_methods() -> None:
+    """Unknown paths are 404, wrong methods 405 with Allow; HEAD works where GET does."""
+    async with serving(FakeEngine(saying("x"))) as at:
+        status, body = await at.post("/v1/nothing", {})
+        assert (status, body["error"]["code"]) == (404, "unknown_url")
+        _check_shape(body)
+        async with at.client.get(CHAT) as response:
+            assert (response.status, response.headers["Allow"]) == (405, "POST")
+            _check_shape(await response.json())
+        for path in ("/", "/health", "/v1/models"):
+            async with at.client.head(path) as response:
+                assert response.status == 200
+
+
+async def test_models() -> None:
+    """The list and the single model, with and without /v1; a name may contain a slash."""
+    async with serving(FakeEngine()) as at:
+        for prefix in ("/v1", ""):
+            _, models = await at.get(f"{prefix}/models")
+            assert models["object"] == "list"
+            (model,) = models["data"]
+            assert (model["id"], model["object"], model["max_model_len"]) == ("tiny/model", "model", 4096)
+            assert {"created", "owned_by", "meta"} <= set(model)
+            assert await at.get(f"{prefix}/models/tiny/model") == (200, model)
+        status, body = await at.get("/v1/models/other")
+        assert (status, body["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_model_name_is_checked_only_if_configured() -> None:
+    """Agents send fixed names: any is taken, unless the operator wants 404 for another model's."""
+    async with serving(FakeEngine(saying("x"))) as at:
+        assert (await at.post(CHAT, {"messages": USER, "model": "gpt-4o"}))[0] == 200
+    async with serving(FakeEngine(saying("x")), strict_name=True) as at:
+        status, body = await at.post(CHAT, {"messages": USER, "model": "gpt-4o"})
+        assert (status, body["error"]["code"], body["error"]["param"]) == (404, "model_not_found", "model")
+        assert (await at.post(CHAT, {"messages": USER, "model": "tiny/model"}))[0] == 200
+        assert (await at.post(CHAT, {"messages": USER}))[0] == 200
+
+
+async def test_body_beyond_the_limit() -> None:
+    """413 that says the limit."""
+    async with serving(FakeEngine(saying("x")), max_body_bytes=1000) as at:
+        status, body = await at.post(COMPLETIONS, {"prompt": "a" * 2000})
+        assert status == 413
+        _check_shape(body)
+        assert "1000" in body["error"]["message"]
+        await _still_serves(at)
+
+
+async def test_full_queue_and_draining() -> None:
+    """429 and 503 tell when to come back."""
+    async with serving(FakeEngine(saying("x"))) as at:
+        for refusal, expected, header in (
+            (QueueFullError("the queue is full", retry_after_s=2.4), 429, "3"),
+            (DrainingError("shutting down"), 503, "5"),
+        ):
+            at.engine.refusal = refusal
+            async with at.client.post(CHAT, json={"messages": USER, "stream": True}) as response:
+                assert (response.status, response.headers["Retry-After"]) == (expected, header)
+                _check_shape(await response.json())
+
+
+async def test_refusal_of_one_choice_leaves_none_behind() -> None:
+    """When the third of three choices is refused, the first two are cancelled."""
+    engine = FakeEngine()
+    submit = engine.submit
+
+    def refuse_third(request: Any) -> Any:
+        if request.choice == 2:
+            raise QueueFullError("the queue is full", retry_after_s=1)
+        return submit(request)
+
+    engine.submit = refuse_third  # type: ignore[method-assign]
+    async with serving(engine) as at:
+        status, _ = await at.post(CHAT, {"messages": USER, "n": 3})
+    assert status == 429
+    assert [sequence.cancelled for sequence in engine.sequences] == [True, True]
+
+
+async def test_chat_without_a_template() -> None:
+    """A base model serves completions; chat says what is missing."""
+    async with serving(FakeEngine(saying("x")), template=False) as at:
+        status, body = await at.post(CHAT, {"messages": USER})
+        assert (status, body["error"]["code"]) == (400, "no_chat_template")
+        await _still_serves(at)
+
+
+async def test_our_bug_is_a_500_and_logged() -> None:
+    """An unexpected exception tells the client nothing but the id under which the log has it."""
+    async with serving(FakeEngine(saying("x"))) as at:
+        at.engine.refusal = KeyError("secret")
+        async with at.client.post(CHAT, json={"messages": USER}, headers={"X-Request-Id": "my-id"}) as response:
+            raw = await response.text()
+            assert (response.status, response.headers["X-Request-Id"]) == (500, "my-id")
+        assert "my-id" in json.loads(raw)["error"]["message"]
+        assert "secret" not in raw
+        (line,) = at.log_lines("request_failed")
+        assert "KeyError: 'secret'" in line["exception"]
+        assert line["request_id"] == "my-id"
+
+
+async def test_request_ids() -> None:
+    """A sane id is taken over, anything else replaced; every answer has one, streams and errors too."""
+    async with serving(FakeEngine(saying("x"))) as at:
+        for sent, kept in (("abc-1", True), ("a" * 129, False), ("with space", False), ("", False)):
+            async with at.client.get("/v1/nothing", headers={"X-Request-Id": sent}) as response:
+                assert (response.headers["X-Request-Id"] == sent) is kept
+                assert response.headers["X-Request-Id"]
+        async with at.client.post(CHAT, json={"messages": USER, "stream": True}, headers={"X-Request-Id": "s"}) as response:
+            assert response.headers["X-Request-Id"] == "s"

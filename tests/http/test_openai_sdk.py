@@ -1,0 +1,111 @@
+"""The `openai` SDK as a client: what users run must understand every answer, error and stream."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import openai
+import pytest
+
+from svc.errors import DrainingError, QueueFullError
+from svc.slots.events import FinishReason
+from tests.fakes.fake_engine import FakeEngine, saying
+from tests.http.harness import Harness, serving
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+@asynccontextmanager
+async def sdk(at: Harness, max_retries: int = 0) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{at.url}/v1", api_key="none", max_retries=max_retries) as client:
+        yield client
+
+
+async def test_chat() -> None:
+    async with serving(FakeEngine(saying("Hello"), cached=lambda request: 7)) as at, sdk(at) as client:
+        answer = await client.chat.completions.create(model="m", messages=USER, logprobs=True, top_logprobs=0)  # type: ignore[arg-type]
+        choice = answer.choices[0]
+        assert (choice.message.content, choice.message.role, choice.finish_reason) == ("Hello", "assistant", "stop")
+        assert choice.logprobs and choice.logprobs.content and choice.logprobs.content[0].bytes == [ord("H")]
+        assert answer.usage and answer.usage.prompt_tokens_details and answer.usage.prompt_tokens_details.cached_tokens == 7
+
+
+async def test_chat_stream() -> None:
+    async with serving(FakeEngine(saying("Héllo"))) as at, sdk(at) as client:
+        stream = await client.chat.completions.create(
+            model="m", messages=USER, stream=True, stream_options={"include_usage": True}  # type: ignore[arg-type]
+        )
+        chunks = [chunk async for chunk in stream]
+        assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == "Héllo"
+        assert chunks[-1].usage and chunks[-1].usage.completion_tokens == 6
+
+
+async def test_chat_stream_helper() -> None:
+    """`.stream()` accumulates deltas by its own rules; its final message is the whole answer."""
+    async with serving(FakeEngine(saying("Hello"))) as at, sdk(at) as client:
+        async with client.chat.completions.stream(model="m", messages=USER) as stream:  # type: ignore[arg-type]
+            final = await stream.get_final_completion()
+        assert (final.choices[0].message.content, final.choices[0].finish_reason) == ("Hello", "stop")
+
+
+async def test_completions() -> None:
+    async with serving(FakeEngine(saying("Hello"))) as at, sdk(at) as client:
+        answer = await client.completions.create(model="m", prompt=["a", "b"], logprobs=1)
+        assert [choice.text for choice in answer.choices] == ["Hello", "Hello"]
+        assert answer.choices[0].logprobs and answer.choices[0].logprobs.text_offset == [0, 1, 2, 3, 4]
+        stream = await client.completions.create(model="m", prompt=[1, 2], stream=True)
+        assert "".join([chunk.choices[0].text async for chunk in stream]) == "Hello"
+
+
+async def test_models() -> None:
+    async with serving(FakeEngine()) as at, sdk(at) as client:
+        models = [model.id async for model in client.models.list()]
+        assert models == ["tiny/model"]
+        assert (await client.models.retrieve("tiny/model")).id == "tiny/model"
+
+
+async def test_error_classes() -> None:
+    """Each status is the SDK's own exception, with the field and code in it."""
+    async with serving(FakeEngine(saying("x"), context_tokens=50)) as at, sdk(at) as client:
+        create = client.chat.completions.create
+        with pytest.raises(openai.BadRequestError) as bad:
+            await create(model="m", messages=USER, temperature=-1)  # type: ignore[arg-type]
+        assert (bad.value.param, bad.value.type) == ("temperature", "invalid_request_error")
+        with pytest.raises(openai.BadRequestError) as long:
+            await create(model="m", messages=[{"role": "user", "content": "x" * 100}])
+        assert long.value.code == "context_length_exceeded"
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("other")
+        at.engine.refusal = QueueFullError("full", retry_after_s=1)
+        with pytest.raises(openai.RateLimitError):
+            await create(model="m", messages=USER)  # type: ignore[arg-type]
+        at.engine.refusal = DrainingError("ends")
+        with pytest.raises(openai.InternalServerError) as ends:
+            await create(model="m", messages=USER)  # type: ignore[arg-type]
+        assert ends.value.status_code == 503
+
+
+async def test_error_in_mid_stream() -> None:
+    """What was received stays, then the SDK raises APIError with our message."""
+    async with serving(FakeEngine()) as at, sdk(at) as client:
+        stream = await client.chat.completions.create(model="m", messages=USER, stream=True)  # type: ignore[arg-type]
+        sequence = await at.engine.submitted.get()
+        sequence.say(ord("A"))
+        sequence.end(FinishReason.ERROR, "broken")
+        received = []
+        with pytest.raises(openai.APIError, match="failed to answer"):
+            async for chunk in stream:
+                received.append(chunk.choices[0].delta.content)
+        assert received == ["", "A"]
+
+
+async def test_leaving_a_stream_cancels_it() -> None:
+    """`break` and close, as an application does when its user presses stop."""
+    async with serving(FakeEngine()) as at, sdk(at) as client:
+        stream = await client.chat.completions.create(model="m", messages=USER, stream=True)  # type: ignore[arg-type]
+        sequence = await at.engine.submitted.get()
+        sequence.say(ord("A"))
+        async for chunk in stream:
+            if chunk.choices[0].delta.content:
+                break
+        await stream.close()
+        assert await at.engine.cancelled.get() is sequence

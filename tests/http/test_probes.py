@@ -1,0 +1,160 @@
+"""/livez, /readyz, /health, /metrics and the log line of a request."""
+
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from svc.slots.engine import EngineState
+from svc.slots.events import FinishReason
+from tests.fakes.fake_engine import FakeEngine, saying
+from tests.http.harness import serving
+
+BODY = {"prompt": "secretword", "max_tokens": 3, "seed": 5}
+
+
+async def test_loading() -> None:
+    """Before the model is there: alive, not ready, and everything else is a 503 that says when to come back."""
+    async with serving(FakeEngine(), loaded=False) as at:
+        assert (await at.get("/livez"))[0] == 200
+        status, body = await at.get("/health")
+        assert (status, body["error"]["code"], body["error"]["message"]) == (503, 503, "Loading model")
+        for answer in (await at.get("/readyz"), await at.get("/v1/models"), await at.post("/v1/completions", BODY)):
+            assert (answer[0], answer[1]["error"]["code"]) == (503, "loading")
+        async with at.client.get("/readyz") as response:
+            assert int(response.headers["Retry-After"]) >= 1
+        async with at.client.get("/metrics") as response:
+            assert response.status == 200
+
+
+async def test_ready() -> None:
+    """llama-server's scripts look for {"status": "ok"}."""
+    async with serving(FakeEngine()) as at:
+        assert await at.get("/health") == (200, {"status": "ok"})
+        assert (await at.get("/readyz"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [(EngineState.DRAINING, "draining"), (EngineState.STOPPED, "draining"), (EngineState.FAILED, "failed"), (EngineState.STARTING, "loading")],
+)
+async def test_not_ready_follows_the_engine(state: EngineState, code: str) -> None:
+    """Readiness is the engine's state; the process stays alive in each of them."""
+    async with serving(FakeEngine()) as at:
+        at.engine.state = state
+        status, body = await at.get("/readyz")
+        assert (status, body["error"]["code"]) == (503, code)
+        assert (await at.get("/health"))[0] == 503
+        assert (await at.get("/livez"))[0] == 200
+
+
+async def test_draining_refuses_before_the_engine_does() -> None:
+    """From SIGTERM on nothing new is taken, while what runs goes on."""
+    async with serving(FakeEngine()) as at:
+        at.door.drain()
+        status, body = await at.post("/v1/completions", BODY)
+        assert (status, body["error"]["code"]) == (503, "draining")
+
+
+async def test_stalled() -> None:
+    """No step for long while there is work: not ready. Idle for long: ready."""
+    now = 0.0
+    async with serving(FakeEngine(), clock=lambda: now) as at:
+        now = 10_000.0
+        at.engine.stats = lambda: _stats(at.engine, running=0, waiting=0)  # type: ignore[method-assign]
+        assert (await at.get("/readyz"))[0] == 200
+        at.engine.stats = lambda: _stats(at.engine, running=1, waiting=0)  # type: ignore[method-assign]
+        status, body = await at.get("/readyz")
+        assert (status, body["error"]["code"]) == (503, "stalled")
+
+
+def _stats(engine: FakeEngine, running: int, waiting: int):  # type: ignore[no-untyped-def]
+    from dataclasses import replace
+
+    return replace(FakeEngine.stats(engine), num_running=running, num_waiting=waiting)
+
+
+async def _samples(text: str) -> dict[str, float]:
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+async def test_metrics() -> None:
+    """Histograms count what happened, the engine's numbers are published under the names that dashboards know."""
+    async with serving(FakeEngine(saying("abc"), cached=lambda request: 4)) as at:
+        await at.post("/v1/completions", BODY)
+        await at.post("/v1/completions", {})
+        async with at.client.get("/metrics") as response:
+            assert response.headers["Content-Type"].startswith("text/plain")
+            seen = await _samples(await response.text())
+        async with at.client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}) as response:
+            assert response.headers["Content-Type"].startswith("application/openmetrics-text")
+            assert (await response.text()).endswith("# EOF\n")
+    expected = {
+        "headrace_time_to_first_token_seconds_count": 1,
+        "headrace_inter_token_latency_seconds_count": 2,
+        "headrace_e2e_request_latency_seconds_sum": 1.75,
+        "headrace_request_queue_time_seconds_sum": 0.25,
+        "headrace_request_prefill_time_seconds_sum": 0.5,
+        "headrace_request_decode_time_seconds_sum": 1.0,
+        "headrace_snapshot_rewind_tokens_sum": 1,
+        "headrace_reprocessed_tokens_total{reason=no_snapshot}": len("secretword") - 4,
+        "headrace_http_requests_total{route=/v1/completions,status=200}": 1,
+        "headrace_http_requests_total{route=/v1/completions,status=400}": 1,
+        "headrace_num_requests_running": 0,
+        "headrace_num_requests_waiting": 3,
+        "headrace_kv_cache_usage_perc": 0.2,
+        "headrace_prompt_tokens_total": 100,
+        "headrace_prompt_tokens_cached_total": 60,
+        "headrace_generation_tokens_total": 42,
+        "headrace_snapshot_created_total": 7,
+        "headrace_snapshot_restored_total": 5,
+        "headrace_snapshot_evicted_total": 4,
+        "headrace_snapshot_ring_used": 3,
+        "headrace_snapshot_ring_capacity": 8,
+        "headrace_request_success_total{finished_reason=stop}": 0,
+    }
+    assert {name: seen.get(name) for name in expected} == expected
+
+
+async def test_labels_stay_few() -> None:
+    """A scanner that tries a thousand paths makes one time series, not a thousand."""
+    async with serving(FakeEngine()) as at:
+        for number in range(20):
+            await at.get(f"/no/{number}")
+            await at.get(f"/v1/models/{number}")
+        async with at.client.get("/metrics") as response:
+            text = await response.text()
+    assert len(re.findall(r"^headrace_http_requests_total\{", text, re.MULTILINE)) == 2
+
+
+async def test_one_line_per_request() -> None:
+    """Counts, times and the reason for what was evaluated; no text of anybody."""
+    async with serving(FakeEngine(saying("answerword"), cached=lambda request: 4)) as at:
+        await at.post("/v1/completions", BODY, headers={"X-Request-Id": "abc"})
+        await at.get("/health")
+        lines = [line for line in at.log_lines() if line["level"] == "info"]
+    (line,) = lines
+    assert line | {"ms": 0, "id": ""} == {
+        "event": "request", "level": "info", "request_id": "abc", "method": "POST", "path": "/v1/completions", "status": 200, "ms": 0,
+        "id": "", "stream": False, "n": 1, "temperature": 1.0, "seed": 5, "max_tokens": 3, "finish": "length",
+        "prompt_tokens": 10, "cached_tokens": 4, "generated_tokens": 3, "queue_ms": 250.0, "ttft_ms": 750.0, "tpot_ms": 500.0,
+        "matched_tokens": 3, "resumed_at": 2, "why": "no_snapshot",
+    }  # fmt: skip
+    assert "word" not in at.log.getvalue()
+
+
+async def test_failed_stream_is_in_the_line() -> None:
+    """A stream's status is 200 when it fails; the line says what happened."""
+    async with serving(FakeEngine()) as at:
+        import asyncio
+
+        stream = asyncio.create_task(at.events("/v1/completions", BODY))
+        (await at.engine.submitted.get()).end(FinishReason.ERROR, "not finite")
+        await stream
+        (line,) = at.log_lines()
+    assert (line["status"], line["finish"], line["error"]) == (200, "error", "not finite")
