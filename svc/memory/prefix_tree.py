@@ -269,7 +269,8 @@ class PrefixTree:
             assert node.leaf_index == -1, f"{node!r} has children and is listed as a leaf"
             assert node.cell is not None or len(node.children) > 1, f"{node!r} should be one with its only child"
         else:
-            assert self.leaves[node.leaf_index] is node, f"{node!r} stands wrong in the list of leaves"
+            listed = self.leaves[node.leaf_index : node.leaf_index + 1]
+            assert listed == [node], f"{node!r} stands wrong in the list of leaves"
             assert node.cell is not None or not self.hybrid, f"{node!r} leads to no snapshot"
 
     # -- parts ----------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Random operations on the memory, against a device that remembers which tokens stand behind every row, page row and cell."""
 
-import random
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
@@ -11,7 +10,7 @@ from svc.memory.sequence_cache import COLD, Lease, SequenceCache, SnapshotRef, S
 from tests.memory.device_model import Device, Prefix, small_plan
 
 CONTEXT = 40
-TEXTS = st.lists(st.integers(0, 1), min_size=1, max_size=CONTEXT - 8)
+TAILS = st.lists(st.integers(0, 1), max_size=24)
 
 
 @dataclass(eq=False)
@@ -40,18 +39,16 @@ class MemoryMachine(RuleBasedStateMachine):
         self.device = Device(plan)
         self.live: list[Live] = []
         self.pins: list[SnapshotRef] = []
-        self.texts: list[Prefix] = [(0, 1, 0)]
+        self.texts: list[Prefix] = [(0, 1, 1) * 9]
         self.now = 0.0
 
     # -- sequences ------------------------------------------------------------------------------------------------------------
-    @rule(data=st.data(), fresh=TEXTS, keep=st.integers(0, CONTEXT), cold=st.booleans())
-    def open(self, data: st.DataObject, fresh: list[int], keep: int, cold: bool) -> None:
-        """A new text, or one seen before with another end."""
-        known = data.draw(st.sampled_from(self.texts))
-        tokens = (known[:keep] + tuple(fresh))[: CONTEXT - 8] if data.draw(st.booleans()) else known
-        self.texts = [*self.texts[-20:], tokens]
+    @rule(data=st.data(), use_cache=st.integers(0, 7))
+    def open(self, data: st.DataObject, use_cache: int) -> None:
+        """A text seen before, whole or with another end; now and then without the cache."""
+        tokens = self._draw_text(data)
         self._expect_match(tokens)
-        resume = COLD if cold and len(self.live) % 2 else self.cache.match(tokens, self.now)
+        resume = self.cache.match(tokens, self.now) if use_cache else COLD
         free_rows = self.cache.num_free_rows
         lease = self.cache.open(tokens, resume, self.now)
         if lease is None:
@@ -62,48 +59,45 @@ class MemoryMachine(RuleBasedStateMachine):
         self.live.append(Live(lease, tokens, lease.start))
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), count=st.integers(1, 12), captures=st.sets(st.integers(1, 12), max_size=3))
-    def step(self, data: st.DataObject, count: int, captures: set[int]) -> None:
-        """A piece of prefill or of an answer, with captures in it."""
+    @rule(data=st.data(), count=st.integers(1, 16), captures=st.sets(st.integers(0, 15), max_size=3), pin=st.integers(0, 5))
+    def step(self, data: st.DataObject, count: int, captures: set[int], pin: int) -> None:
+        """A piece of prefill or of an answer, with captures up to so many tokens before its end."""
         live = data.draw(st.sampled_from(self.live))
         end = min(live.position + count, CONTEXT)
         live.tokens += tuple(data.draw(st.integers(0, 1)) for _ in range(end - len(live.tokens)))
-        if end == live.position:
+        if end > live.position:
+            refs = self._plan(live, end, sorted({end - back for back in captures if end - back > live.position}))
+            if refs and not pin:
+                self.cache.pin(refs[0])  # a joiner waits for it
+                self.pins.append(refs[0])
+
+    @rule(data=st.data(), chunk=st.integers(4, 40), captures=st.sets(st.integers(0, 40), max_size=3))
+    def converse(self, data: st.DataObject, chunk: int, captures: set[int]) -> None:
+        """A sequence from its beginning to its end, among the others."""
+        self.device.run()
+        tokens = self._draw_text(data)
+        lease = self.cache.open(tokens, self.cache.match(tokens, self.now), self.now)
+        if lease is None:
             return
-        possible, before = self.cache.free_pages_possible(), self._pages_of(live)
-        if not self.cache.extend(live.lease, end, self.now):
-            assert self._pages_of(live) == before, "a refusal changed the table"
-            assert self.cache.free_pages_possible() == possible, "a refusal changed the pages"
-            needed = -(-end // self.device.page_tokens) - len(before)
-            assert possible <= needed, f"{needed} pages (or one more for a copy) were refused with {possible} possible"
-            return
-        for source, target in self.cache.take_copies(live.lease):
-            self.device.copy_page(source, target)
-        assert self.cache.take_copies(live.lease) == [], "a copy was given out twice"
-        cells = {}
-        for position in sorted(live.position + offset for offset in captures if live.position + offset <= end):
-            ref = self.cache.reserve(live.lease, live.tokens, position, self.now)
-            if ref is not None:
-                cells[position] = ref.cell
-                live.saves.append(ref)
-                if data.draw(st.integers(0, 4)) == 0:
-                    self.cache.pin(ref)  # a joiner waits for it
-                    self.pins.append(ref)
-        self.device.forward(live.lease.row, live.lease.table.array(end).tolist(), live.tokens[:end], live.position, cells)
-        live.position = end
+        self.device.start_row(lease.row, self.cache.start_cell(lease))
+        live = Live(lease, tokens, lease.start)
+        self.live.append(live)
+        while live.position < len(tokens):
+            end = min(live.position + chunk, len(tokens))
+            wanted = sorted(p for p in {*captures, len(tokens)} if live.position < p <= end)
+            if self._plan(live, end, wanted) is None:
+                break
+            self._commit()
+        self.live.remove(live)
+        self.cache.close(lease, tokens, live.position, self.now)
 
     @rule(data=st.data(), poisoned=st.booleans())
     def run_device(self, data: st.DataObject, poisoned: bool) -> None:
         """All queued steps finish; their captures are published, or abandoned where the values were not finite."""
-        self.device.run()
         for live in self.live:
-            self.cache.started(live.lease)
-            for ref in live.saves:
-                if poisoned and data.draw(st.booleans()):
-                    self.cache.abandon(ref)
-                else:
-                    self.cache.publish(ref, live.tokens, live.lease, self.now)
-            live.saves = []
+            if poisoned and live.saves and data.draw(st.booleans()):
+                self.cache.abandon(live.saves.pop())
+        self._commit()
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), broken=st.booleans())
@@ -141,7 +135,7 @@ class MemoryMachine(RuleBasedStateMachine):
     @rule(sure=st.integers(0, 9))
     def clear(self, sure: int) -> None:
         """Everything is forgotten; live sequences go on."""
-        if sure == 0:
+        if not sure:
             self.cache.clear()
             assert self.cache.match(self.texts[-1], self.now).matched_tokens == 0
 
@@ -187,6 +181,43 @@ class MemoryMachine(RuleBasedStateMachine):
         stats = self.cache.stats()
         assert (stats.free_pages, stats.free_cells, stats.free_rows) == (stats.num_pages, stats.num_cells, stats.num_rows)
 
+    # -- parts ----------------------------------------------------------------------------------------------------------------
+    def _draw_text(self, data: st.DataObject) -> Prefix:
+        known = data.draw(st.sampled_from(self.texts))
+        keep = data.draw(st.integers(1, 2 * len(known)))
+        if keep < len(known):
+            known = (known[:keep] + tuple(data.draw(TAILS)))[: CONTEXT - 8]
+            self.texts = [*self.texts[-12:], known]
+        return known
+
+    def _plan(self, live: Live, end: int, positions: list[int]) -> list[SnapshotRef] | None:
+        """Queues a piece up to `end` with captures; None when there are no pages."""
+        possible, before = self.cache.free_pages_possible(), live.lease.table.pages
+        if not self.cache.extend(live.lease, end, self.now):
+            assert live.lease.table.pages == before, "a refusal changed the table"
+            assert self.cache.free_pages_possible() == possible, "a refusal changed the pages"
+            needed = -(-end // self.device.page_tokens) - len(before)
+            assert possible <= needed, f"{needed} pages (or one more for a copy) were refused with {possible} possible"
+            return None
+        for source, target in self.cache.take_copies(live.lease):
+            self.device.copy_page(source, target)
+        assert self.cache.take_copies(live.lease) == [], "a copy was given out twice"
+        refs = [self.cache.reserve(live.lease, live.tokens, position, self.now) for position in positions]
+        taken = [ref for ref in refs if ref is not None]
+        cells = {self.cache.position(ref): ref.cell for ref in taken}
+        self.device.forward(live.lease.row, live.lease.table.array(end).tolist(), live.tokens[:end], live.position, cells)
+        live.position = end
+        live.saves += taken
+        return taken
+
+    def _commit(self) -> None:
+        self.device.run()
+        for live in self.live:
+            self.cache.started(live.lease)
+            for ref in live.saves:
+                self.cache.publish(ref, live.tokens, live.lease, self.now)
+            live.saves = []
+
     # -- what must hold -------------------------------------------------------------------------------------------------------
     def _expect_match(self, tokens: Prefix) -> None:
         """What `match` promises stands in the pages and the cell."""
@@ -210,9 +241,6 @@ class MemoryMachine(RuleBasedStateMachine):
             except StaleSnapshotError:
                 continue
             raise AssertionError(f"{ref} was lost with its lease and can still be used")
-
-    def _pages_of(self, live: Live) -> list[int]:
-        return live.lease.table.pages
 
 
 class AttentionOnlyMachine(MemoryMachine):

@@ -1,0 +1,80 @@
+"""`check()` finds every kind of lost or double-counted page, cell, seat and node: a check that cannot fail proves nothing."""
+
+from collections.abc import Callable
+
+import pytest
+
+from svc.memory.sequence_cache import COLD, SequenceCache
+from tests.memory.device_model import Device, Run, converse, small_plan
+
+Damage = Callable[[SequenceCache, Run], object]
+
+
+def some_leaf(cache: SequenceCache):  # type: ignore[no-untyped-def]
+    return cache._tree.leaves[0]
+
+
+DAMAGES: dict[str, Damage] = {
+    "hold lost": lambda cache, run: cache._pool.release(run.lease.table.pages[:1]),
+    "hold too many": lambda cache, run: cache._pool.hold(run.lease.table.pages[:1]),
+    "claim lost": lambda cache, run: cache._pool.unclaim(some_leaf(cache).pages[:1]),
+    "claim too many": lambda cache, run: cache._pool.claim(some_leaf(cache).pages[:1]),
+    "page lost": lambda cache, run: cache._pool.allocate(run.lease.serial),
+    "page free twice": lambda cache, run: cache._pool._free.append(cache._pool._free[0]),
+    "cached count": lambda cache, run: setattr(cache._pool, "num_cached", cache._pool.num_cached + 1),
+    "claim not sealed": lambda cache, run: cache._pool._sealed_rows.__setitem__(some_leaf(cache).pages[-1], 0),
+    "free page sealed": lambda cache, run: cache._pool.seal(cache._pool._free[0], 1),
+    "writer left": lambda cache, run: cache._pool._writer.__setitem__(run.lease.table.pages[0], 999),
+    "seat lost": lambda cache, run: cache._rows.take(),
+    "seat free twice": lambda cache, run: cache._rows._free.append(cache._rows._free[0]),
+    "lease forgotten": lambda cache, run: cache._leases.clear(),
+    "cell reserved by nobody": lambda cache, run: cache._ring.reserve(3),
+    "cell free twice": lambda cache, run: cache._ring._free.append(cache._ring._free[0]),
+    "published cell not in the tree": lambda cache, run: cache._ring.give_up(cache._ring.ref(some_leaf(cache).cell)),
+    "free cell pinned": lambda cache, run: cache._ring._pins.__setitem__(cache._ring._free[0], 1),
+    "reservation forgotten": lambda cache, run: run.lease.reserved.clear(),
+    "leaf unlisted": lambda cache, run: cache._tree.leaves.pop(),
+    "leaf without snapshot": lambda cache, run: setattr(some_leaf(cache), "cell", None),
+    "edge cut": lambda cache, run: setattr(some_leaf(cache), "tokens", some_leaf(cache).tokens[:1]),
+    "page dropped from an edge": lambda cache, run: some_leaf(cache).pages.pop(),
+    "node out of place": lambda cache, run: setattr(some_leaf(cache), "start", some_leaf(cache).start + 4),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_damage_is_found(damage: Damage) -> None:
+    """One number changed behind the cache's back fails the check."""
+    cache = SequenceCache(small_plan(pages=32, rows=4, cells=12))
+    device = Device(cache.plan)
+    converse(cache, device, range(100, 120), captures=[7])
+    converse(cache, device, [*range(100, 113), *range(50, 60)], captures=[13])
+    run = Run(cache, device, range(200, 230))
+    assert run.write(10, captures=[6])
+    assert cache.reserve(run.lease, run.tokens, 10, 0.0) is not None
+    cache.check()
+    damage(cache, run)
+    with pytest.raises(AssertionError):
+        cache.check()
+
+
+def test_misuse_is_caught_at_once() -> None:
+    """A closed lease cannot be used, a started one cannot be started anew, and positions without pages are not claimed."""
+    cache = SequenceCache(small_plan())
+    lease = cache.open((1, 2, 3), COLD, 0.0)
+    assert lease is not None
+    assert cache.extend(lease, 3, 0.0)
+    with pytest.raises(AssertionError, match="valid positions"):
+        cache.close(lease, (1, 2, 3), 4, 0.0)
+    cache.started(lease)
+    with pytest.raises(AssertionError, match="started already"):
+        cache.start_cell(lease)
+    cache.close(lease, (1, 2, 3), 3, 0.0)
+    for use in (
+        lambda: cache.close(lease, (1, 2, 3), 3, 0.0),
+        lambda: cache.extend(lease, 5, 0.0),
+        lambda: cache.reserve(lease, (1, 2, 3), 3, 0.0),
+    ):
+        with pytest.raises(AssertionError, match="closed"):
+            use()
+    cache.started(lease)  # a step under way when it was closed
+    cache.check()
