@@ -167,6 +167,23 @@ def load_config(
     return Loaded(Config(**values), tuple(_unknown_variables(variables)))  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceManager:
+    """What systemd asks of a service through its environment (sd_notify(3), sd_watchdog_enabled(3)); None: nothing."""
+
+    notify_socket: str | None = None
+    watchdog_s: float | None = None
+
+
+def service_manager(environ: Mapping[str, str] | None = None) -> ServiceManager:
+    """`environ` defaults to the process's own. A watchdog meant for another process is none of ours."""
+    variables = os.environ if environ is None else environ
+    microseconds = variables.get("WATCHDOG_USEC", "")
+    ours = variables.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+    watchdog_s = int(microseconds) / 1e6 if ours and microseconds.isdecimal() and int(microseconds) else None
+    return ServiceManager(variables.get("NOTIFY_SOCKET") or None, watchdog_s)
+
+
 def inapplicable(config: Config, model: ModelFacts, device: str) -> list[str]:
     """Options that were changed from their default and do nothing here, one sentence each. `device` is the one chosen."""
     sentences = []
