@@ -27,5 +27,4 @@ def run(namespace: argparse.Namespace) -> int:
         raise ConfigError("no model given: name a GGUF file (headrace serve MODEL.gguf, HEADRACE_MODEL or the key model)")
     from svc.app import run_server  # the server's libraries are slow to import: only now
 
-    run_server(config)
-    return 0
+    return run_server(config)
