@@ -1,0 +1,341 @@
+"""Builds everything from a `Config` and runs it: the one place where all rooms meet.
+
+The port is opened first (a taken port is known at once, and probes get an answer); the model is loaded off the loop meanwhile.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
+from typing import cast
+
+import numpy as np
+
+from svc.compute.backend import Piece, Sample, StepBatch
+from svc.compute.model_config import ModelConfig
+from svc.compute.ops import Ops
+from svc.compute.runner import ModelRunner, load_model, open_model
+from svc.compute.sampling.params import SamplingParams
+from svc.compute.weights.gguf_file import GgufFile
+from svc.compute.worker import ComputeWorker
+from svc.config import Config, inapplicable, service_manager
+from svc.errors import BackendUnavailableError, ConfigError, ModelFileError
+from svc.http.server import HttpServer
+from svc.http.service import Door, ModelInfo, Readiness, Service
+from svc.http.text.chat_template import ChatTemplate
+from svc.http.text.tokenizer import Tokenizer
+from svc.lifecycle import Notifier, Shutdown
+from svc.log import Logger, configure_logging
+from svc.machine import available_memory_bytes
+from svc.memory.auto_budget import resolve_budgets
+from svc.memory.plan import MemoryPlan, plan_memory
+from svc.memory.sequence_cache import SequenceCache
+from svc.metrics import Metrics
+from svc.slots.budget import ChunkBudget
+from svc.slots.engine import Engine
+from svc.slots.scheduler import Scheduler
+
+uvloop: ModuleType | None
+try:
+    import uvloop
+except ImportError:  # not on every platform; asyncio's own loop does as well, more slowly
+    uvloop = None
+
+PROGRESS_EVERY_S = 2.0
+START_EXTENSION_S = 60.0  # what a load that advances asks the service manager for
+TEMPLATE_KEY = "tokenizer.chat_template"
+
+Progress = Callable[[int, int], None]
+
+
+class LoadInterruptedError(Exception):
+    """A signal came while the model was loading."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in memory and the text side that belongs to it."""
+
+    file: GgufFile
+    config: ModelConfig
+    context_tokens: int
+    runner: ModelRunner
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+
+def run_server(config: Config) -> int:
+    """Serves until SIGTERM or SIGINT; the process's exit code. HeadraceError when something the user gave cannot be used.
+
+    KeyboardInterrupt when SIGINT came before there was anything to drain.
+    """
+    logger = configure_logging(config.log_level, config.log_format)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if uvloop else None) as runner:
+        return runner.run(serve(config, logger))
+
+
+async def serve(config: Config, logger: Logger) -> int:
+    """`run_server` on a running loop."""
+    manager = service_manager()
+    notifier = Notifier(manager.notify_socket)
+    metrics, door = Metrics(), Door()
+    server = HttpServer(door, metrics, logger, max_body_bytes=config.max_body_bytes)
+    with Shutdown() as shutdown:
+        url = await server.start(config.host, config.port)
+        logger.info("listening", url=url)
+        try:
+            loaded = await asyncio.to_thread(load, config, logger, _progress(logger, notifier, shutdown))
+        except LoadInterruptedError:
+            logger.info("stopped", cause="interrupted while loading")
+            if shutdown.cause is signal.SIGINT:
+                raise KeyboardInterrupt from None
+            return 0
+        else:
+            await _run(config, logger, url, loaded, door, metrics, notifier, manager.watchdog_s, shutdown)
+            return 0
+        finally:
+            await server.stop()
+
+
+async def _run(
+    config: Config,
+    logger: Logger,
+    url: str,
+    loaded: Loaded,
+    door: Door,
+    metrics: Metrics,
+    notifier: Notifier,
+    watchdog_s: float | None,
+    shutdown: Shutdown,
+) -> None:
+    """From a loaded model to the end of its engine."""
+    worker = ComputeWorker(loaded.runner)
+    engine = _engine(config, loaded, worker, metrics, logger)
+    watchdog: asyncio.Task[None] | None = None
+    try:
+        await _warm_up(worker, loaded.file.path)
+        await engine.start()
+        metrics.follow(engine.stats)
+        door.open(_service(config, loaded, engine, metrics))
+        _announce(logger, url, loaded, config)
+        notifier.ready(f"serving {loaded.config.name} on {url}")
+        if watchdog_s is not None:
+            watchdog = asyncio.create_task(notifier.keep_watchdog(watchdog_s, lambda: _healthy(door)), name="watchdog")
+        await shutdown.wait()
+        await _drain(config, logger, door, engine, notifier)
+    finally:
+        if watchdog is not None:
+            watchdog.cancel()
+        await engine.stop()
+        await worker.close()
+    logger.info("stopped")
+
+
+async def _drain(config: Config, logger: Logger, door: Door, engine: Engine, notifier: Notifier) -> None:
+    stats = engine.stats()
+    logger.info("draining", running=stats.num_running, waiting=stats.num_waiting, drain_s=config.drain_s)
+    notifier.stopping("draining")
+    door.drain()
+    await engine.drain(config.drain_s)
+
+
+def _healthy(door: Door) -> bool:
+    return door.readiness not in (Readiness.STALLED, Readiness.FAILED)
+
+
+def _announce(logger: Logger, url: str, loaded: Loaded, config: Config) -> None:
+    plan = loaded.runner.plan
+    logger.info(
+        "serving",
+        url=url,
+        model=model_name(config),
+        device=loaded.runner.name,
+        context_tokens=loaded.context_tokens,
+        seats=plan.num_rows,
+        kv_tokens=plan.kv_tokens,
+        snapshots=plan.num_cells,
+    )
+
+
+# -- loading (on a thread of its own) -------------------------------------------------------------------------------------------
+
+
+def load(config: Config, logger: Logger, progress: Progress) -> Loaded:
+    """Everything that takes long. HeadraceError naming the culprit; what `progress` raises ends the load."""
+    assert config.model is not None, "the command line asks for a model"
+    file = GgufFile.open(config.model)
+    model_config, source = open_model(file)
+    tokenizer = Tokenizer.from_metadata(file.metadata)
+    if tokenizer.num_tokens > model_config.vocab_size:
+        raise ModelFileError(
+            f"{file.path}: the tokenizer has {tokenizer.num_tokens} tokens but the model only {model_config.vocab_size} embeddings"
+        )
+    template = chat_template(config, file, tokenizer)
+    ops = choose_ops(config, logger)
+    context_tokens = config.ctx or model_config.context_length
+    plan = memory_plan(config, model_config, file.file_bytes, context_tokens)
+    _warn(config, model_config, ops.name, plan, context_tokens, template, logger)
+    model = load_model(source, model_config, ops, progress)
+    runner = ModelRunner(model, ops, plan, config.max_step_tokens)
+    return Loaded(file, model_config, context_tokens, runner, tokenizer, template)
+
+
+def choose_ops(config: Config, logger: Logger) -> Ops:
+    """The room that computes. `auto` is the C kernels where they were built, else the reference with one clear warning."""
+    from svc.compute.reference.ops import ReferenceOps
+
+    if config.device == "reference":
+        return cast(Ops, ReferenceOps())
+    try:
+        from svc.compute.cpu.ops import CpuOps
+
+        return cast(Ops, CpuOps(config.threads))
+    except BackendUnavailableError as error:
+        if config.device == "cpu":
+            raise
+        logger.warning("slow_device", device="reference", reason=f"{error}; numpy computes instead, many times more slowly")
+        return cast(Ops, ReferenceOps())
+
+
+def memory_plan(config: Config, model: ModelConfig, file_bytes: int, context_tokens: int) -> MemoryPlan:
+    """Budgets in bytes to counts. MemoryBudgetError says what would fit."""
+    layout = model.memory_layout(config.page_tokens, config.kv_type)
+    kv_bytes, snapshot_bytes = resolve_budgets(
+        layout,
+        kv_bytes=None if config.kv_bytes == "auto" else config.kv_bytes,
+        snapshot_bytes=None if config.snapshot_bytes == "auto" else config.snapshot_bytes,
+        available_bytes=available_memory_bytes() - file_bytes,
+        num_rows=config.max_seats,
+        context_tokens=context_tokens,
+    )
+    return plan_memory(
+        layout, kv_bytes=kv_bytes, snapshot_bytes=snapshot_bytes, num_rows=config.max_seats, context_tokens=context_tokens
+    )
+
+
+def chat_template(config: Config, file: GgufFile, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The operator's template, else the file's, else None. A template that does not compile is an error of whoever gave it."""
+    if config.chat_template_file is None:
+        source = file.metadata.get(TEMPLATE_KEY)
+        return ChatTemplate(source, tokenizer) if isinstance(source, str) and source else None
+    path = Path(config.chat_template_file)
+    try:
+        return ChatTemplate(path.read_text(encoding="utf-8"), tokenizer)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"chat_template_file: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    except ModelFileError as error:
+        raise ConfigError(f"chat_template_file {path}: {error}") from None
+
+
+def model_name(config: Config) -> str:
+    return config.model_name or Path(config.model or "").stem
+
+
+def _warn(
+    config: Config,
+    model: ModelConfig,
+    device: str,
+    plan: MemoryPlan,
+    context_tokens: int,
+    template: ChatTemplate | None,
+    logger: Logger,
+) -> None:
+    """What works otherwise than the operator may think, once each."""
+    for sentence in inapplicable(config, model, device):
+        logger.warning("option_without_effect", reason=sentence)
+    if context_tokens > model.context_length:
+        reason = f"ctx is {context_tokens}, but the model was trained to {model.context_length} tokens: beyond, answers get worse"
+        logger.warning("beyond_training", reason=reason)
+    if plan.layout.num_attention_layers and plan.kv_tokens < context_tokens + plan.layout.page_tokens:
+        reason = f"kv_bytes holds {plan.kv_tokens} tokens, fewer than one sequence of {context_tokens}: prompts are bounded by that"
+        logger.warning("small_kv", reason=reason)
+    if template is None:
+        logger.warning("no_chat_template", reason="the model file has none: /v1/chat/completions is refused (chat_template_file)")
+
+
+def _progress(logger: Logger, notifier: Notifier, shutdown: Shutdown) -> Progress:
+    """Tells the log and the service manager now and then; ends the load when a signal has come. Called on the loading thread."""
+    began = last = time.monotonic()
+    complete = False
+
+    def progress(done_bytes: int, all_bytes: int) -> None:
+        nonlocal last, complete
+        if shutdown.asked:
+            raise LoadInterruptedError
+        now = time.monotonic()
+        if complete or (now - last < PROGRESS_EVERY_S and done_bytes < all_bytes):
+            return
+        last, complete = now, done_bytes >= all_bytes
+        percent = 100 * done_bytes // max(1, all_bytes)
+        logger.info("loaded" if complete else "loading", percent=percent, mib=done_bytes >> 20, seconds=round(now - began, 2))
+        notifier.loading(f"loading: {percent} %", START_EXTENSION_S)
+
+    return progress
+
+
+# -- putting together (on the loop) ---------------------------------------------------------------------------------------------
+
+
+def _engine(config: Config, loaded: Loaded, worker: ComputeWorker, metrics: Metrics, logger: Logger) -> Engine:
+    cache = SequenceCache(loaded.runner.plan)
+    scheduler = Scheduler(
+        cache,
+        context_tokens=loaded.context_tokens,
+        budget=ChunkBudget(config.max_step_tokens, config.max_step_ms / 1000),
+        max_queue=config.max_queue,
+        capture_every_tokens=config.capture_every_tokens,
+    )
+
+    def report(error: BaseException) -> None:
+        logger.error("step_failed", exc_info=error)
+
+    return Engine(scheduler, worker, cache, on_finished=metrics.finished, on_error=report)
+
+
+async def _warm_up(worker: ComputeWorker, path: Path) -> None:
+    """One token through every layer before anybody waits for it: pages the weights in, and finds a model that computes nonsense.
+
+    It writes row and page 0, which nobody owns yet and whoever gets them first overwrites.
+    """
+    token = np.zeros(1, np.int32)
+    result = await worker.run(
+        StepBatch(
+            zero_rows=(0,),
+            pieces=(Piece(row=0, start=0, tokens=token, pages=np.zeros(1, np.int32)),),
+            samples=(Sample(row=0, position=1, choice=0, params=SamplingParams(temperature=0.0)),),
+        )
+    )
+    if result.samples[0].token < 0:
+        raise ModelFileError(f"{path}: the model's output is not finite (NaN or infinity)")
+
+
+def _service(config: Config, loaded: Loaded, engine: Engine, metrics: Metrics) -> Service:
+    model, file = loaded.config, loaded.file
+    meta = {
+        "n_ctx_train": model.context_length,
+        "n_vocab": model.vocab_size,
+        "n_embd": model.hidden_size,
+        "n_params": sum(int(np.prod(tensor.shape)) for tensor in file.tensors.values()),
+        "size": sum(tensor.nbytes for tensor in file.tensors.values()),
+        "architecture": model.architecture,
+    }
+    return Service(
+        engine=engine,
+        tokenizer=loaded.tokenizer,
+        template=loaded.template,
+        model=ModelInfo(model_name(config), int(time.time()), model.vocab_size, meta, config.strict_model_name),
+        fingerprint=f"headrace-{_version()}-{loaded.runner.name}",
+        metrics=metrics,
+        keep_alive_s=config.keep_alive_s,
+    )
+
+
+def _version() -> str:
+    try:
+        return version("headrace")
+    except PackageNotFoundError:
+        return "source"
