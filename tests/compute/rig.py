@@ -1,6 +1,7 @@
 """A model file in a ModelRunner over the reference, with enough pages for the golden prompts, and all rows of its logits."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class SpyOps(ReferenceOps):
 
 
 class Rig:
-    """Owner of one loaded model. Row r owns pages [r * PAGES_PER_ROW, ...), in falling order so that a page number is no position."""
+    """Owner of one loaded model. Row r owns PAGES_PER_ROW pages, in falling order: a page number is no position."""
 
     def __init__(self, path: Path, *, rows: int = 3, cells: int = 4, kv_type: str = "f32") -> None:
         self.ops = SpyOps()
@@ -96,7 +97,7 @@ class Rig:
         """A text from its start, in pieces that end at `cuts` and at its end -> logits of all tokens [n, V]."""
         bounds = [0, *cuts, len(tokens)]
         parts = []
-        for start, end in zip(bounds, bounds[1:], strict=False):
+        for start, end in pairwise(bounds):
             zero_rows = [row] if start == 0 else []
             parts.append(self.logits(StepBatch(zero_rows=zero_rows, pieces=[self.piece(row, start, tokens[start:end])])))
         return np.concatenate(parts)

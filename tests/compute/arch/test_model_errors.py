@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svc.compute.arch import load_model
+from svc.compute.arch import Model, load_model
 from svc.compute.reference import ReferenceOps
 from svc.compute.runner import open_model
 from svc.compute.weights.writer import write_gguf
@@ -93,6 +93,11 @@ CASES: list[tuple[str, Change, list[str]]] = [
 ]
 
 
+def load(path: Path) -> Model:
+    config, source = open_model(path)
+    return load_model(source, config, ReferenceOps())
+
+
 @pytest.mark.parametrize(("file", "change", "culprits"), CASES, ids=[f"{i}-{case[2][0]}" for i, case in enumerate(CASES)])
 def test_refused(file: str, change: Change, culprits: list[str], tmp_path: Path) -> None:
     """ModelFileError, before or while loading; the message is one line with the path and what is wrong."""
@@ -100,8 +105,7 @@ def test_refused(file: str, change: Change, culprits: list[str], tmp_path: Path)
     change(metadata, tensors)
     write_gguf(tmp_path / "bad.gguf", metadata, tensors)
     with pytest.raises(ModelFileError) as caught:
-        config, source = open_model(tmp_path / "bad.gguf")
-        load_model(source, config, ReferenceOps())
+        load(tmp_path / "bad.gguf")
     message = str(caught.value)
     assert "\n" not in message
     for part in [str(tmp_path / "bad.gguf"), *culprits]:
@@ -112,5 +116,4 @@ def test_unchanged_files_are_served(tmp_path: Path) -> None:
     """The control of the table above: a file written again without a change loads."""
     for file in (HYBRID, NEXT, CONTROL):
         write_gguf(tmp_path / "same.gguf", *parts(file))
-        config, source = open_model(tmp_path / "same.gguf")
-        assert load_model(source, config, ReferenceOps()).unused_tensors == ()
+        assert load(tmp_path / "same.gguf").unused_tensors == ()

@@ -1,0 +1,76 @@
+"""Moving whole pages, rows and cells: bit for bit, in order, and nothing beside them."""
+
+import numpy as np
+import pytest
+
+from svc.compute.step_inputs import pairs
+from svc.memory.layout import MemoryLayout
+from svc.memory.plan import MemoryPlan
+from tests.kernels.rooms import Room
+
+
+class Slabs:
+    """Caches of a small hybrid plan, filled with numbers that say where they stand."""
+
+    def __init__(self, room: Room, kv_type: str = "f32") -> None:
+        layout = MemoryLayout(40, 2, 3, 16, 2, 3, 16, 16, 80, 3, 16, kv_type)
+        self.room, self.ops = room, room.make()
+        self.caches = self.ops.caches(MemoryPlan(layout, num_pages=5, num_rows=3, num_cells=4))
+        for name in ("kv", "rows", "cells"):
+            slab = getattr(self.caches, name)
+            shape = room.read(slab).shape
+            values = np.arange(shape[0])[:, None] + np.arange(shape[1]) % 251 / 256
+            room.write(slab, values.astype(room.read(slab).dtype))
+        self.before = {name: self.copy(name) for name in ("kv", "rows", "cells")}
+
+    def copy(self, name: str) -> np.ndarray:
+        return np.array(self.room.read(getattr(self.caches, name)))
+
+    def check(self, **changed: dict[int, np.ndarray]) -> None:
+        for name, expected in self.before.items():
+            expected = expected.copy()
+            for row, values in changed.get(name, {}).items():
+                expected[row] = values
+            np.testing.assert_array_equal(self.copy(name), expected)
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+def test_copy_pages(room: Room, kv_type: str) -> None:
+    """One after the other: a page may be a target first and a source then."""
+    slabs = Slabs(room, kv_type)
+    slabs.ops.copy_pages(slabs.caches, pairs([(0, 2), (4, 1), (2, 3)]))
+    kv = slabs.before["kv"]
+    slabs.check(kv={2: kv[0], 1: kv[4], 3: kv[0]})
+
+
+def test_save_and_restore(room: Room) -> None:
+    """row -> cell, then cell -> other row, NaN and all bits included."""
+    slabs = Slabs(room)
+    slabs.before["rows"][1, ::7] = np.nan
+    slabs.before["rows"][1, 1::7] = -0.0
+    room.write(slabs.caches.rows, slabs.before["rows"])
+    rows, cells = slabs.before["rows"], slabs.before["cells"]
+    slabs.ops.save_rows(slabs.caches, pairs([(1, 3), (0, 0)]))
+    slabs.check(cells={3: rows[1], 0: rows[0]})
+    slabs.ops.restore_rows(slabs.caches, pairs([(2, 3), (0, 1)]))
+    slabs.check(cells={3: rows[1], 0: rows[0]}, rows={2: rows[1], 0: cells[1]})
+    assert np.signbit(slabs.copy("rows")[2, 1])
+
+
+def test_zero_rows(room: Room) -> None:
+    """NaN and infinity do not survive; other rows do."""
+    slabs = Slabs(room)
+    slabs.before["rows"][[0, 2]] = np.nan
+    slabs.before["rows"][0, 5] = np.inf
+    room.write(slabs.caches.rows, slabs.before["rows"])
+    slabs.ops.zero_rows(slabs.caches, np.array([2, 0], np.int32))
+    zero = np.zeros_like(slabs.before["rows"][0])
+    slabs.check(rows={0: zero, 2: zero})
+
+
+def test_nothing_to_do(room: Room) -> None:
+    slabs = Slabs(room)
+    for operation in (slabs.ops.copy_pages, slabs.ops.save_rows, slabs.ops.restore_rows):
+        operation(slabs.caches, pairs([]))
+    slabs.ops.zero_rows(slabs.caches, np.zeros(0, np.int32))
+    slabs.check()

@@ -1,0 +1,149 @@
+"""Gated DeltaNet mixer against float64: outputs, live states and captured states, in any batch and with any past."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from svc.compute.layers.delta import DeltaWeights
+from tests.kernels import oracle
+from tests.kernels.bench import BATCH_IDS, BATCHES, Bench, Weights, delta_layout, middle_captures
+from tests.kernels.rooms import Room
+
+EPSILON = 1e-6
+WIDTH = 40
+LAYER = 1  # the second of two: offsets inside a row count
+# key heads, value heads, head size, taps, grouped
+SHAPES = [(2, 6, 16, 4, True), (2, 6, 16, 4, False), (3, 3, 32, 4, False), (1, 5, 48, 3, True), (4, 8, 16, 2, False)]
+
+
+class Case:
+    """A layer, a step and, in float64, all that must come out of them."""
+
+    def __init__(self, room: Room, shape: tuple[int, int, int, int, bool], batch: list[tuple[int, int]], kind: str) -> None:
+        self.n_k, self.n_v, self.size, self.taps, self.grouped = shape
+        self.layout = delta_layout(self.n_k, self.n_v, self.size, self.taps, hidden=WIDTH)
+        self.bench = Bench(room, self.layout, batch, captures=middle_captures(batch), seed=len(batch))
+        self.layer, self.exact = self.make_layer(kind)
+        self.hidden, values = self.bench.hidden(WIDTH)
+        self.values = values
+        self.expected_hidden = values.copy()
+        self.expected_rows: list[NDArray[Any]] = []
+        self.expected_cells: list[NDArray[Any]] = []
+        self.fill()
+
+    def make_layer(self, kind: str) -> tuple[DeltaWeights, dict[str, NDArray[np.float64]]]:
+        weights, values = Weights(self.bench.ops, seed=1, kind=kind), self.n_v * self.size
+        parts = {
+            "input_norm": weights.norm(WIDTH),
+            "qkv": weights.matrix(self.layout.conv_channels, WIDTH),
+            "gate": weights.matrix(values, WIDTH),
+            "beta": weights.matrix(self.n_v, WIDTH),
+            "alpha": weights.matrix(self.n_v, WIDTH),
+            "conv": weights.vector(self.layout.conv_channels, self.taps, spread=0.5),
+            "a": weights.vector(self.n_v, mean=-1.0, spread=0.3),
+            "dt_bias": weights.vector(self.n_v),
+            "output_norm": weights.norm(self.size),
+            "output": weights.matrix(WIDTH, values),
+        }
+        layer = DeltaWeights(
+            LAYER, self.n_k, self.n_v, self.size, self.size, self.taps, EPSILON, self.grouped, *(part for part, _ in parts.values())
+        )
+        return layer, {name: exact for name, (_, exact) in parts.items()}
+
+    def fill(self) -> None:
+        """Gives each sequence a past (zeros where it starts) and works out what the step must leave behind."""
+        slab = np.array(self.bench.room.read(self.bench.caches.rows))
+        for (start, _), row, span in zip(self.bench.batch, self.bench.rows, self.bench.spans(), strict=True):
+            state = np.zeros((self.n_v, self.size, self.size), np.float32)
+            conv = np.zeros((self.taps - 1, self.layout.conv_channels), np.float32)
+            if start:
+                state[:] = self.bench.random.normal(0, 1, state.shape)
+                conv[:] = self.bench.random.normal(0, 1, conv.shape)
+            self.put(slab[row], state, conv)
+            self.expect(span, state.astype(float), conv.astype(float))
+        self.bench.room.write(self.bench.caches.rows, slab)
+
+    def expect(self, span: slice, state: NDArray[np.float64], conv: NDArray[np.float64]) -> None:
+        w = self.exact
+        x = oracle.norm(self.values[span], w["input_norm"], EPSILON)
+        raw = np.concatenate([conv, x @ w["qkv"].T])
+        y = oracle.convolve(raw, w["conv"])[self.taps - 1 :]
+        beta, dt = oracle.sigmoid(x @ w["beta"].T), np.log1p(np.exp(x @ w["alpha"].T + w["dt_bias"]))
+        heads = y.reshape(len(x), -1, self.size)
+        outputs, states = [], []
+        for h in range(self.n_v):
+            kh = h // (self.n_v // self.n_k) if self.grouped else h % self.n_k
+            q, k, v = heads[:, kh], heads[:, self.n_k + kh], heads[:, 2 * self.n_k + h]
+            q, k = (part / np.sqrt((part * part).sum(1, keepdims=True) + EPSILON) for part in (q, k))
+            read, after = oracle.delta_rule(q / np.sqrt(self.size), k, v, beta[:, h], w["a"][h] * dt[:, h], state[h])
+            outputs.append(oracle.norm(read, w["output_norm"], EPSILON))
+            states.append(after)
+        gate = oracle.silu(x @ w["gate"].T)
+        self.expected_hidden[span] += (np.concatenate(outputs, axis=1) * gate) @ w["output"].T
+
+        history = [(np.stack([states[h][t] for h in range(self.n_v)]), raw[t + 1 : t + self.taps]) for t in range(len(x))]
+        sequence = self.bench.spans().index(span)
+        start = self.bench.batch[sequence][0]
+        self.expected_rows.append(self.packed(*history[-1]))
+        self.expected_cells += [self.packed(*history[p - start - 1]) for s, p in self.bench.captures if s == sequence]
+
+    def packed(self, state: NDArray[Any], conv: NDArray[Any]) -> NDArray[Any]:
+        """A row of which only this layer's part is known: the rest stays NaN."""
+        row = np.full(self.layout.state_elements, np.nan)
+        self.put(row, state, conv)
+        return row
+
+    def put(self, row: NDArray[Any], state: NDArray[Any], conv: NDArray[Any]) -> None:
+        if self.bench.room.state_order == "vk":
+            state = state.swapaxes(1, 2)
+        at = self.layout.recurrent_offset(LAYER)
+        row[at : at + state.size] = state.ravel()
+        at = self.layout.conv_offset(LAYER)
+        row[at : at + conv.size] = conv.ravel()
+
+    def run(self) -> None:
+        self.bench.ops.delta_mixer(self.hidden, self.layer, self.bench.inputs, self.bench.caches)
+
+    def check(self, tolerance: float) -> None:
+        read = self.bench.room.read
+        np.testing.assert_allclose(read(self.hidden), self.expected_hidden, rtol=tolerance, atol=tolerance)
+        # NaN equals NaN here: other layers' parts, other rows and cells must still be as nobody wrote them.
+        for slab, numbers, rows in (
+            (self.bench.caches.rows, self.bench.rows, self.expected_rows),
+            (self.bench.caches.cells, self.bench.cells, self.expected_cells),
+        ):
+            expected = np.full_like(read(slab), np.nan, dtype=float)
+            expected[numbers] = rows
+            np.testing.assert_allclose(read(slab), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=BATCH_IDS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_against_float64(room: Room, shape: tuple[int, int, int, int, bool], batch: list[tuple[int, int]]) -> None:
+    """Both head maps, several head sizes and taps; states captured in mid-piece; nothing else is written."""
+    case = Case(room, shape, batch, "F32")
+    case.run()
+    case.check(room.tolerance("F32"))
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+def test_weight_types(room: Room, kind: str) -> None:
+    case = Case(room, SHAPES[0], BATCHES[-1], kind)
+    case.run()
+    case.check(room.tolerance(kind))
+
+
+def test_strong_decay_and_saturated_gates(room: Room) -> None:
+    """Inputs far outside the usual range: decay underflows to 0 and sigmoids saturate without NaN or overflow."""
+    case = Case(room, SHAPES[1], [(9, 5)], "F32")
+    room.write(case.hidden, np.array(case.values * 1e4, np.float32))
+    layer = case.layer
+    big = DeltaWeights(**{
+        **{name: getattr(layer, name) for name in layer.__dataclass_fields__},
+        "a": case.bench.ops.vector(np.full(case.n_v, -77.0, np.float32)),
+        "dt_bias": case.bench.ops.vector(np.full(case.n_v, 30.0, np.float32)),
+    })  # fmt: skip
+    case.bench.ops.delta_mixer(case.hidden, big, case.bench.inputs, case.bench.caches)
+    assert np.isfinite(room.read(case.hidden)).all()

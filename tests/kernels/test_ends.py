@@ -1,0 +1,57 @@
+"""Embedding, final hidden rows and logits."""
+
+import numpy as np
+import pytest
+
+from tests.kernels import oracle
+from tests.kernels.bench import BATCH_IDS, BATCHES, Bench, Weights, delta_layout, middle_captures
+from tests.kernels.rooms import Room
+
+WIDTHS = {"F32": 40, "F16": 24, "BF16": 72, "Q8_0": 64, "Q4_0": 96}
+
+
+@pytest.mark.parametrize("kind", WIDTHS)
+@pytest.mark.parametrize("batch", [BATCHES[0], BATCHES[-1]], ids=[BATCH_IDS[0], BATCH_IDS[-1]])
+def test_embed(room: Room, batch: list[tuple[int, int]], kind: str) -> None:
+    """Exactly the table's rows, dequantized; repeats and the last row included."""
+    bench = Bench(room, delta_layout(1, 1, 16, 4), batch, vocabulary=7)
+    table, exact = Weights(bench.ops, seed=6, kind=kind).matrix(7, WIDTHS[kind])
+    hidden = bench.ops.empty((bench.inputs.num_tokens, WIDTHS[kind]))
+    bench.ops.embed(hidden, table, bench.inputs)
+    np.testing.assert_array_equal(room.read(hidden), exact[bench.inputs.tokens].astype(np.float32))
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=BATCH_IDS)
+def test_final_hidden(room: Room, batch: list[tuple[int, int]]) -> None:
+    """norm(hidden) of last tokens into rows and of captured tokens into cells, behind the states, which stay as they are."""
+    layout = delta_layout(2, 4, 16, 4, hidden=72)
+    bench = Bench(room, layout, batch, captures=middle_captures(batch))
+    norm, exact = Weights(bench.ops, seed=7).norm(72)
+    hidden, values = bench.hidden(72)
+    bench.ops.final_hidden(hidden, norm, 1e-6, bench.inputs, bench.caches)
+    final = oracle.norm(values, exact, 1e-6)
+    rows = np.full((bench.plan.num_rows, layout.state_elements), np.nan)
+    cells = np.full((bench.plan.num_cells, layout.state_elements), np.nan)
+    for row, span in zip(bench.rows, bench.spans(), strict=True):
+        rows[row, layout.hidden_offset :] = final[span][-1]
+    for cell, (sequence, position) in zip(bench.cells, bench.captures, strict=True):
+        cells[cell, layout.hidden_offset :] = final[bench.spans()[sequence]][position - batch[sequence][0] - 1]
+    tolerance = room.tolerance("F32")
+    np.testing.assert_allclose(room.read(bench.caches.rows), rows, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(room.read(bench.caches.cells), cells, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", WIDTHS)
+@pytest.mark.parametrize("rows", [[0], [2, 0], [1, 1, 3], [4, 3, 2, 1, 0]], ids=str)
+def test_logits(room: Room, rows: list[int], kind: str) -> None:
+    """output . hidden row, for rows in any order and repeated; the vocabulary is odd; NaN in other rows does not matter."""
+    layout = delta_layout(1, 1, 16, 4, hidden=WIDTHS[kind])
+    bench = Bench(room, layout, [(0, 1), (0, 1), (0, 1)])  # a plan of five rows
+    output, exact = Weights(bench.ops, seed=8, kind=kind).matrix(101, WIDTHS[kind])
+    slab = np.array(room.read(bench.caches.rows))
+    slab[sorted(set(rows)), layout.hidden_offset :] = bench.random.normal(0, 1, (len(set(rows)), WIDTHS[kind]))
+    room.write(bench.caches.rows, slab)
+    out = bench.ops.empty((len(rows), 101))
+    bench.ops.logits(out, output, np.array(rows, np.int32), bench.caches)
+    expected = slab[rows, layout.hidden_offset :].astype(float) @ exact.T
+    np.testing.assert_allclose(bench.ops.to_numpy(out), expected, rtol=room.tolerance(kind), atol=room.tolerance(kind))
