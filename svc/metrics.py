@@ -23,7 +23,7 @@ class Metrics:
     """Owner of the process's registry. Made once, before the model is loaded; `follow` the engine as soon as there is one."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # twice the series, and nobody's dashboard looks at them
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the series, and nobody's dashboard looks at them
         self.registry = CollectorRegistry()
         self._first = self._seconds("time_to_first_token_seconds", "From the arrival of an HTTP request to its first token")
         self._next = self._seconds("inter_token_latency_seconds", "Between two tokens of an answer")

@@ -32,7 +32,10 @@ async def test_chat() -> None:
 async def test_chat_stream() -> None:
     async with serving(FakeEngine(saying("Héllo"))) as at, sdk(at) as client:
         stream = await client.chat.completions.create(
-            model="m", messages=USER, stream=True, stream_options={"include_usage": True}  # type: ignore[arg-type]
+            model="m",
+            messages=USER,
+            stream=True,
+            stream_options={"include_usage": True},  # type: ignore[arg-type]
         )
         chunks = [chunk async for chunk in stream]
         assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == "Héllo"

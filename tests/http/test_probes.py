@@ -36,7 +36,12 @@ async def test_ready() -> None:
 
 @pytest.mark.parametrize(
     ("state", "code"),
-    [(EngineState.DRAINING, "draining"), (EngineState.STOPPED, "draining"), (EngineState.FAILED, "failed"), (EngineState.STARTING, "loading")],
+    [
+        (EngineState.DRAINING, "draining"),
+        (EngineState.STOPPED, "draining"),
+        (EngineState.FAILED, "failed"),
+        (EngineState.STARTING, "loading"),
+    ],
 )
 async def test_not_ready_follows_the_engine(state: EngineState, code: str) -> None:
     """Readiness is the engine's state; the process stays alive in each of them."""
