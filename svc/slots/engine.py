@@ -83,7 +83,10 @@ class Engine:
             raise DrainingError("the server is shutting down and takes no new requests")
         if self.state is EngineState.FAILED:
             raise DrainingError("the compute device has failed; the server needs a restart")
-        sequence = self._scheduler.submit(request, self._clock())
+        now = self._clock()
+        sequence = self._scheduler.submit(request, now)
+        if self._idle.is_set():
+            self.last_progress_s = now  # what was idle until now has not been stalled
         stream = TokenStream(request.id, lambda: self._cancel(sequence))
         self._streams[sequence] = stream
         self._idle.clear()
