@@ -178,6 +178,7 @@ def test_copies_are_given_out_once_and_their_source_stays(cache: SequenceCache, 
     prompt = text(1, 6)
     converse(cache, device, prompt)
     writer, copier = Run(cache, device, prompt), Run(cache, device, prompt)
+    cache.started(copier.lease)  # its first step only sampled from the restored hidden row
     assert cache.extend(writer.lease, 7, 0.0)
     assert cache.extend(copier.lease, 7, 0.0)
     ((source, target),) = cache.take_copies(copier.lease)
@@ -439,6 +440,31 @@ def test_live_pages_are_never_taken(cache: SequenceCache, device: Device) -> Non
     assert cache.free_pages_possible() == 16
     assert two.write(90)
     two.close()
+
+
+def test_last_cached_page_is_found_above_a_live_leaf(cache: SequenceCache, device: Device) -> None:
+    """What `free_pages_possible` counts can be had: also a page that only an inner node claims, above claims that a live sequence
+    still holds. Those go; a pinned leaf, though worth less, stays."""
+    prompt = text(1, 6)
+    converse(cache, device, prompt)
+    writer, copier = Run(cache, device, prompt + text(2, 9)), Run(cache, device, prompt + text(3, 9))
+    assert writer.write(7)
+    assert copier.write(15, captures=[15])  # its own copy of the second page; the tree keeps the first one for the prompt alone
+    writer.close()
+    converse(cache, device, text(4, 1))
+    pinned = cache.pin_at(text(4, 1), 1)
+    assert pinned is not None
+    filler = Run(cache, device, text(5, 200))
+    free = cache.free_pages_possible()
+    assert cache.stats().cached_pages == 1
+    assert not filler.write(4 * free + 1)
+    assert filler.write(4 * free)
+    assert cache.match(text(4, 1), 0.0).snapshot == pinned
+    assert cache.match(copier.tokens, 0.0).matched_tokens == 0
+    device.expect_known(copier.lease.table.pages, copier.tokens)
+    cache.unpin(pinned)
+    filler.close()
+    copier.close()
 
 
 def test_page_pressure_frees_the_stranded_cell_first(cache: SequenceCache, device: Device) -> None:
