@@ -47,6 +47,7 @@ except ImportError:  # not on every platform; asyncio's own loop does as well, m
 
 PROGRESS_EVERY_S = 2.0
 START_EXTENSION_S = 60.0  # what a load that advances asks the service manager for
+STOP_EXTENSION_S = 30.0  # beyond the drain time: for the step under way, and for closing
 TEMPLATE_KEY = "tokenizer.chat_template"
 
 Progress = Callable[[int, int], None]
@@ -138,7 +139,7 @@ async def _run(
 async def _drain(config: Config, logger: Logger, door: Door, engine: Engine, notifier: Notifier) -> None:
     stats = engine.stats()
     logger.info("draining", running=stats.num_running, waiting=stats.num_waiting, drain_s=config.drain_s)
-    notifier.stopping("draining")
+    notifier.stopping("draining", config.drain_s + STOP_EXTENSION_S)
     door.drain()
     await engine.drain(config.drain_s)
 

@@ -74,8 +74,9 @@ class Notifier:
     def ready(self, status: str) -> None:
         self.send("READY=1", f"STATUS={status}")
 
-    def stopping(self, status: str) -> None:
-        self.send("STOPPING=1", f"STATUS={status}")
+    def stopping(self, status: str, extend_s: float) -> None:
+        """Ending: asks for `extend_s` seconds from now, whatever the manager would have given."""
+        self.send("STOPPING=1", f"STATUS={status}", f"EXTEND_TIMEOUT_USEC={int(extend_s * 1e6)}")
 
     async def keep_watchdog(self, watchdog_s: float, healthy: Callable[[], bool]) -> None:
         """Runs until cancelled: says "alive" twice per `watchdog_s`, but only while `healthy()`."""

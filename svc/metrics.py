@@ -3,11 +3,12 @@
 Names are those that dashboards of other servers know, with `headrace_` in front.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from svc.slots.events import Finished
@@ -25,6 +26,7 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the series, and nobody's dashboard looks at them
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)  # process_*: memory, descriptors, when it started
         self._first = self._seconds("time_to_first_token_seconds", "From the arrival of an HTTP request to its first token")
         self._next = self._seconds("inter_token_latency_seconds", "Between two tokens of an answer")
         self._whole = self._seconds("e2e_request_latency_seconds", "From the submission of an answer to its end")
@@ -71,10 +73,28 @@ class Metrics:
         """Publishes the engine's own numbers, read at each scrape."""
         self.registry.register(_EngineCollector(stats))
 
+    def follow_readiness(self, readiness: Callable[[], str], states: Sequence[str]) -> None:
+        """Publishes which of `states` the server is in, from before the model is loaded."""
+        self.registry.register(_ReadinessCollector(readiness, states))
+
     def render(self, accept: str) -> tuple[bytes, str]:
         """(body, content type) for a scraper's Accept header."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
+
+
+class _ReadinessCollector(Collector):
+    """One series per state, 1 for the present one: a state that never was can be alerted on."""
+
+    def __init__(self, readiness: Callable[[], str], states: Sequence[str]) -> None:
+        self._readiness, self._states = readiness, states
+
+    def collect(self) -> Iterator[Metric]:
+        present = self._readiness()
+        family = GaugeMetricFamily(PREFIX + "readiness", "1 for the state that /readyz reports, 0 for the others", labels=["state"])
+        for state in self._states:
+            family.add_metric([state], state == present)
+        yield family
 
 
 class _EngineCollector(Collector):

@@ -8,7 +8,7 @@ from svc.errors import ConfigError
 from svc.http.errors import BODY_LIMIT
 from svc.http.middleware import add_headers, with_errors, with_scope
 from svc.http.routes import add_routes
-from svc.http.service import DOOR, LOGGER, METRICS, Door
+from svc.http.service import DOOR, LOGGER, METRICS, Door, Readiness
 from svc.log import Logger
 from svc.metrics import Metrics
 
@@ -21,6 +21,7 @@ class HttpServer:
 
     def __init__(self, door: Door, metrics: Metrics, logger: Logger, *, max_body_bytes: int) -> None:
         app = web.Application(middlewares=[with_scope, with_errors], client_max_size=max_body_bytes)
+        metrics.follow_readiness(lambda: door.readiness.value, [state.value for state in Readiness])
         app[DOOR], app[METRICS], app[LOGGER], app[BODY_LIMIT] = door, metrics, logger, max_body_bytes
         app.on_response_prepare.append(add_headers)
         add_routes(app)
