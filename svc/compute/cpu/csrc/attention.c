@@ -69,15 +69,19 @@ static void write_row(const attention_job *j, size_t place, const float *values)
     }
 }
 
-static void read_row(const attention_job *j, size_t place, float *values) {
+/* Sixteen values at a time, `stride` floats apart in `values`. */
+static void read_row(const attention_job *j, size_t place, float *values, size_t stride) {
     int n = j->l->head_dim;
     if (j->c->kv_is_half) {
         const uint16_t *source = (const uint16_t *)j->c->kv + place;
-        for (int i = 0; i < n; i += LANES) {
-            v_store(values + i, v_load_half(source + i));
+        for (int i = 0; i < n; i += LANES, values += stride) {
+            v_store(values, v_load_half(source + i));
         }
     } else {
-        memcpy(values, (const float *)j->c->kv + place, (size_t)n * sizeof *values);
+        const float *source = (const float *)j->c->kv + place;
+        for (int i = 0; i < n; i += LANES, values += stride) {
+            v_store(values, v_load(source + i));
+        }
     }
 }
 
@@ -106,57 +110,54 @@ static void prepare_task(void *context, int token, int worker) {
 
 /* -- one query, one tile of keys ------------------------------------------------------------------------------------------------ */
 
-ALWAYS_INLINE f32x16 scores_of(int num_keys, const float *query, const float *keys, size_t dim) {
+/* Keys of a tile stand as [D / 16][TILE][16], so that sixteen keys are a fixed distance apart. */
+#if LANES_AVX512
+#define KEYS_AT_ONCE 16
+#else
+#define KEYS_AT_ONCE 4
+#endif
+
+/* The canonical dot products of a query with the keys of a tile. */
+static f32x16 tile_scores(const float *query, const float *keys, size_t dim) {
     f32x16 sums[TILE];
+    for (int first = 0; first < TILE; first += KEYS_AT_ONCE) {
+        f32x16 part[KEYS_AT_ONCE];
 #pragma GCC unroll 16
-    for (int i = 0; i < TILE; i++) {
-        sums[i] = v_zero();
-    }
-    for (size_t d = 0; d < dim; d += LANES) {
-        f32x16 q = v_load(query + d);
+        for (int i = 0; i < KEYS_AT_ONCE; i++) {
+            part[i] = v_zero();
+        }
+        const float *key = keys + first * LANES;
+        for (size_t d = 0; d < dim; d += LANES, key += TILE * LANES) {
+            f32x16 q = v_load(query + d);
 #pragma GCC unroll 16
-        for (int i = 0; i < num_keys; i++) {
-            sums[i] = v_madd(q, v_load(keys + (size_t)i * dim + d), sums[i]);
+            for (int i = 0; i < KEYS_AT_ONCE; i++) {
+                part[i] = v_madd(q, v_load(key + i * LANES), part[i]);
+            }
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < KEYS_AT_ONCE; i++) {
+            sums[first + i] = part[i];
         }
     }
     return v_sum16(sums);
 }
 
-#if LANES_AVX512
-static f32x16 full_tile_scores(const float *query, const float *keys, size_t dim) { return scores_of(TILE, query, keys, dim); }
-#else
-static f32x16 full_tile_scores(const float *query, const float *keys, size_t dim) { /* few registers: four keys at a time */
-    float scores[TILE];
-    for (size_t first = 0; first < TILE; first += 4) {
-        f32x16 a = v_zero(), b = v_zero(), c = v_zero(), e = v_zero();
-        const float *k = keys + first * dim;
-        for (size_t d = 0; d < dim; d += LANES) {
-            f32x16 q = v_load(query + d);
-            a = v_madd(q, v_load(k + d), a);
-            b = v_madd(q, v_load(k + dim + d), b);
-            c = v_madd(q, v_load(k + 2 * dim + d), c);
-            e = v_madd(q, v_load(k + 3 * dim + d), e);
-        }
-        scores[first] = v_sum(a), scores[first + 1] = v_sum(b), scores[first + 2] = v_sum(c), scores[first + 3] = v_sum(e);
-    }
-    return v_load(scores);
-}
-#endif
+#define VALUE_VECTORS (LANES_AVX512 ? 8 : 4) /* columns / 16 whose sums stand in registers */
 
 ALWAYS_INLINE void add_values(int vectors, const float *weights, int num_keys, const float *values, size_t dim, f32x16 keep, float *sum) {
-    f32x16 total[4];
-#pragma GCC unroll 4
+    f32x16 total[VALUE_VECTORS];
+#pragma GCC unroll 8
     for (int i = 0; i < vectors; i++) {
         total[i] = v_mul(v_load(sum + i * LANES), keep);
     }
     for (int key = 0; key < num_keys; key++) {
         f32x16 weight = v_set1(weights[key]);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int i = 0; i < vectors; i++) {
             total[i] = v_madd(weight, v_load(values + (size_t)key * dim + i * LANES), total[i]);
         }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < vectors; i++) {
         v_store(sum + i * LANES, total[i]);
     }
@@ -164,14 +165,14 @@ ALWAYS_INLINE void add_values(int vectors, const float *weights, int num_keys, c
 
 static void attend_tile(const float *query, const float *keys, const float *values, int num_keys, size_t dim, softmax_state *state, float *sum) {
     float scores[TILE], weights[TILE];
-    if (num_keys == TILE) {
-        v_store(scores, full_tile_scores(query, keys, dim));
-    } else {
-        for (int i = 0; i < TILE; i++) {
-            scores[i] = i < num_keys ? v_dot(query, keys + (size_t)i * dim, dim) : -INFINITY;
+    f32x16 score = tile_scores(query, keys, dim);
+    if (num_keys < TILE) { /* the other keys' scores are thrown away */
+        v_store(scores, score);
+        for (int i = num_keys; i < TILE; i++) {
+            scores[i] = -INFINITY;
         }
+        score = v_load(scores);
     }
-    f32x16 score = v_load(scores);
     float tile_top = v_hmax(score), top = tile_top > state->top ? tile_top : state->top;
     f32x16 weight = v_exp(v_sub(score, v_set1(top))); /* zero where there is no key */
     v_store(weights, weight);
@@ -179,8 +180,8 @@ static void attend_tile(const float *query, const float *keys, const float *valu
     state->weight = fmaf(state->weight, keep, v_sum(weight));
     state->top = top;
     size_t d = 0;
-    for (; d + 4 * LANES <= dim; d += 4 * LANES) {
-        add_values(4, weights, num_keys, values + d, dim, v_set1(keep), sum + d);
+    for (; d + VALUE_VECTORS * LANES <= dim; d += VALUE_VECTORS * LANES) {
+        add_values(VALUE_VECTORS, weights, num_keys, values + d, dim, v_set1(keep), sum + d);
     }
     for (; d < dim; d += LANES) {
         add_values(1, weights, num_keys, values + d, dim, v_set1(keep), sum + d);
@@ -215,7 +216,7 @@ static void finish_query(const attention_job *j, int token, int head, const soft
 /* -- a block of tokens x the query heads of one key head --------------------------------------------------------------------------- */
 
 typedef struct {
-    float *keys, *values;      /* [TILE][D] */
+    float *keys, *values;      /* [D / 16][TILE][16]; [TILE][D] */
     float *sums, *totals;      /* [BLOCK * group][D]: of this segment; of the segments before */
     softmax_state *sum_states, *total_states;
 } block_scratch;
@@ -249,8 +250,8 @@ static void attend_segment(const attention_job *j, const struct block *b, int kv
         int present = min_int(TILE, end - start);
         size_t place = cache_row(j, b->sequence, start, kv_head); /* a tile lies in one page, its rows one after the other */
         for (int i = 0; i < present; i++) {
-            read_row(j, place + (size_t)i * dim, s->keys + (size_t)i * dim);
-            read_row(j, place + (size_t)i * dim + j->values_offset, s->values + (size_t)i * dim);
+            read_row(j, place + (size_t)i * dim, s->keys + i * LANES, TILE * LANES);
+            read_row(j, place + (size_t)i * dim + j->values_offset, s->values + (size_t)i * dim, LANES);
         }
         for (int q = 0; q < b->count * group; q++) {
             int token = b->first + q / group, head = kv_head * group + q % group;

@@ -2,7 +2,7 @@
  *
  * The same sources are built several times (plain, AVX2+FMA+F16C, AVX-512, NEON). Each build must give the same bits, so:
  * - v_madd is a FUSED multiply-add everywhere (plain C: fmaf, correctly rounded),
- * - v_sum adds lanes in one fixed tree: i with i+8, i with i+4, i with i+2, i with i+1,
+ * - v_sum (and v_hmax) join lanes in one fixed tree: i with i+8, i with i+4, i with i+2, i with i+1,
  * - v_max(a, b) is a > b ? a : b and v_min(a, b) is a < b ? a : b (what x86 does with NaN: the second operand),
  * - float <-> half conversion rounds to nearest even.
  * The plain build is the oracle of the others.
@@ -75,6 +75,15 @@ ALWAYS_INLINE uint16_t float_to_half(float value) {
 #ifndef LANES_AVX512
 #define LANES_AVX512 0
 #endif
+#ifndef LANES_AVX2
+#define LANES_AVX2 0
+#endif
+#ifndef LANES_NEON
+#define LANES_NEON 0
+#endif
+#ifndef LANES_PLAIN
+#define LANES_PLAIN 0
+#endif
 
 /* v_scale2(p, t): p * 2^n where t = n + 1.5 * 2^23, so that the low bits of t hold n; in two factors, so that results may be
  * subnormal or infinite. n in [-252, 254]. */
@@ -97,6 +106,9 @@ ALWAYS_INLINE f32x16 v_load_half(const uint16_t *p) { return _mm512_cvtph_ps(_mm
 ALWAYS_INLINE void v_store_half(uint16_t *p, f32x16 a) {
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+ALWAYS_INLINE f32x16 v_load_int8(const int8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
 ALWAYS_INLINE f32x16 v_scale2(f32x16 p, f32x16 t) {
     __m512i n = _mm512_sub_epi32(_mm512_castps_si512(t), _mm512_set1_epi32(MAGIC_BITS));
     __m512i half = _mm512_srai_epi32(n, 1), bias = _mm512_set1_epi32(127);
@@ -109,6 +121,12 @@ ALWAYS_INLINE float v_sum(f32x16 a) {
     __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
     c = _mm_add_ps(c, _mm_movehl_ps(c, c));
     return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+}
+ALWAYS_INLINE float v_hmax(f32x16 a) {
+    __m256 b = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    c = _mm_max_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
 }
 /* Sixteen v_sum at once: lane i of the result is v_sum(a[i]). The same tree, so the same bits. */
 ALWAYS_INLINE f32x16 v_sum16(const f32x16 a[16]) {
@@ -154,6 +172,10 @@ ALWAYS_INLINE void v_store_half(uint16_t *p, f32x16 a) {
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
     _mm_storeu_si128((__m128i *)(p + 8), _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
 }
+ALWAYS_INLINE f32x16 v_load_int8(const int8_t *p) {
+    __m128i bytes = _mm_loadu_si128((const __m128i *)p);
+    return PAIR(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))));
+}
 ALWAYS_INLINE __m256 scale2_half(__m256 p, __m256 t) {
     __m256i n = _mm256_sub_epi32(_mm256_castps_si256(t), _mm256_set1_epi32(MAGIC_BITS));
     __m256i half = _mm256_srai_epi32(n, 1), bias = _mm256_set1_epi32(127);
@@ -167,6 +189,12 @@ ALWAYS_INLINE float v_sum(f32x16 a) {
     __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
     c = _mm_add_ps(c, _mm_movehl_ps(c, c));
     return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+}
+ALWAYS_INLINE float v_hmax(f32x16 a) {
+    __m256 b = _mm256_max_ps(a.lo, a.hi);
+    __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    c = _mm_max_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
 }
 
 #elif LANES_NEON
@@ -198,6 +226,12 @@ ALWAYS_INLINE void v_store_half(uint16_t *p, f32x16 a) {
     for (int i = 0; i < 4; i++) {
         vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(a.q[i])));
     }
+}
+ALWAYS_INLINE f32x16 v_load_int8(const int8_t *p) {
+    int8x16_t bytes = vld1q_s8(p);
+    int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_s8(vget_high_s8(bytes));
+    return (f32x16){{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
+                     vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
 }
 ALWAYS_INLINE float32x4_t scale2_quarter(float32x4_t p, float32x4_t t) {
     int32x4_t n = vsubq_s32(vreinterpretq_s32_f32(t), vdupq_n_s32(MAGIC_BITS));
@@ -239,6 +273,7 @@ ALWAYS_INLINE void v_store_half(uint16_t *p, f32x16 a) {
         p[i] = float_to_half(a.lane[i]);
     }
 }
+ALWAYS_INLINE f32x16 v_load_int8(const int8_t *p) { EACH((float)p[i]); }
 ALWAYS_INLINE float scale2_one(float p, float t) {
     int32_t n = (int32_t)float_to_bits(t) - MAGIC_BITS, half = n >> 1;
     float first = bits_to_float((uint32_t)(half + 127) << 23), second = bits_to_float((uint32_t)(n - half + 127) << 23);
@@ -252,6 +287,19 @@ ALWAYS_INLINE float v_sum(f32x16 a) {
         }
     }
     return a.lane[0];
+}
+#endif
+
+#if LANES_PLAIN || LANES_NEON
+ALWAYS_INLINE float v_hmax(f32x16 a) {
+    float lanes[LANES];
+    v_store(lanes, a);
+    for (int half = LANES / 2; half; half /= 2) {
+        for (int i = 0; i < half; i++) {
+            lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+        }
+    }
+    return lanes[0];
 }
 #endif
 
@@ -278,17 +326,6 @@ ALWAYS_INLINE void v_store_n(float *p, f32x16 a, int n) {
     float lanes[LANES];
     v_store(lanes, a);
     memcpy(p, lanes, (size_t)n * sizeof *p);
-}
-
-ALWAYS_INLINE float v_hmax(f32x16 a) {
-    float lanes[LANES];
-    v_store(lanes, a);
-    for (int half = LANES / 2; half; half /= 2) {
-        for (int i = 0; i < half; i++) {
-            lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-        }
-    }
-    return lanes[0];
 }
 
 /* The canonical dot product of n floats, n a multiple of 16: lane j sums k = j mod 16 in rising k, then the tree. */

@@ -11,12 +11,17 @@
 #define MANY_TOKENS 4
 #define PAIR_ROWS 8
 #define ONE_ROWS 8
+#elif LANES_AVX2
+#define MANY_ROWS 4 /* 12 accumulators of the 16 registers, for one half of the lanes at a time */
+#define MANY_TOKENS 3
+#define PAIR_ROWS 4
+#define ONE_ROWS 8
 #elif LANES_PLAIN
 #define MANY_ROWS 1
 #define MANY_TOKENS 2
 #define PAIR_ROWS 1
 #define ONE_ROWS 1
-#else /* a vector is two registers (AVX2, 16 of them) or four (NEON, 32 of them) */
+#else /* NEON: a vector is four of the 32 registers */
 #define MANY_ROWS 2
 #define MANY_TOKENS 2
 #define PAIR_ROWS 2
@@ -24,6 +29,42 @@
 #endif
 
 /* out[token * num_rows + row] for a block of num_rows x num_tokens <= 16 dot products; both are constants after inlining. */
+#if LANES_AVX2
+ALWAYS_INLINE void dot_block(int num_rows, int num_tokens, const float *rows, size_t ldr, const float *const *tokens, size_t n, float *out) {
+    f32x16 sums[LANES]; /* lanes do not mix before the end: the low halves go first, then the high halves */
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+        __m256 part[LANES];
+#pragma GCC unroll 16
+        for (int i = 0; i < num_rows * num_tokens; i++) {
+            part[i] = _mm256_setzero_ps();
+        }
+        for (size_t k = (size_t)half * 8; k < n; k += LANES) {
+            __m256 x[MANY_TOKENS];
+#pragma GCC unroll 16
+            for (int t = 0; t < num_tokens; t++) {
+                x[t] = _mm256_loadu_ps(tokens[t] + k);
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < num_rows; r++) {
+                __m256 w = _mm256_loadu_ps(rows + (size_t)r * ldr + k);
+#pragma GCC unroll 16
+                for (int t = 0; t < num_tokens; t++) {
+                    part[t * num_rows + r] = _mm256_fmadd_ps(w, x[t], part[t * num_rows + r]);
+                }
+            }
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < num_rows * num_tokens; i++) {
+            *(half ? &sums[i].hi : &sums[i].lo) = part[i];
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < num_rows * num_tokens; i++) {
+        out[i] = v_sum(sums[i]);
+    }
+}
+#else
 ALWAYS_INLINE void dot_block(int num_rows, int num_tokens, const float *rows, size_t ldr, const float *const *tokens, size_t n, float *out) {
     f32x16 sums[LANES];
 #pragma GCC unroll 16
@@ -54,6 +95,7 @@ ALWAYS_INLINE void dot_block(int num_rows, int num_tokens, const float *rows, si
         out[i] = v_sum(sums[i]);
     }
 }
+#endif
 
 typedef struct {
     const product *p;

@@ -1,5 +1,6 @@
 /* Exact dequantization of every supported GGUF type. The arithmetic (order of multiplications, no fused operation) is that of
- * svc/compute/quant, so that both give the same bits. Loops have constant trip counts so that compilers vectorise them. */
+ * svc/compute/quant, so that both give the same bits. Packed integers are first spread to int8, in loops of constant length that
+ * compilers vectorise, and then scaled sixteen at a time. */
 #include "quant.h"
 
 #include "lanes.h"
@@ -13,6 +14,20 @@ ALWAYS_INLINE float load_half(const uint8_t *p) { return half_to_float(load16(p)
 #define DEQUANTIZER(name) \
     static void name(const uint8_t *restrict row, float *restrict out, size_t n, const codebooks *books)
 #define UNUSED_BOOKS (void)books
+
+/* out = d * q, n a multiple of 16. */
+ALWAYS_INLINE void scaled(float d, const int8_t *q, int n, float *out) {
+    for (int i = 0; i < n; i += LANES) {
+        v_store(out + i, v_mul(v_set1(d), v_load_int8(q + i)));
+    }
+}
+
+/* out = d * q + m: the product is rounded first. */
+ALWAYS_INLINE void scaled_plus(float d, float m, const int8_t *q, int n, float *out) {
+    for (int i = 0; i < n; i += LANES) {
+        v_store(out + i, v_add(v_mul(v_set1(d), v_load_int8(q + i)), v_set1(m)));
+    }
+}
 
 /* -- floats ----------------------------------------------------------------------------------------------------------------- */
 
@@ -49,77 +64,73 @@ DEQUANTIZER(from_q8_0) {
     UNUSED_BOOKS;
     BLOCKS(32, 34) {
         float d = load_half(row);
-        const int8_t *q = (const int8_t *)row + 2;
-        for (int i = 0; i < 32; i++) {
-            out[i] = (float)q[i] * d;
-        }
+        scaled(d, (const int8_t *)row + 2, 32, out);
     }
 }
 
 DEQUANTIZER(from_q4_0) {
     UNUSED_BOOKS;
     BLOCKS(32, 18) {
-        float d = load_half(row);
+        int8_t q[32];
         for (int i = 0; i < 16; i++) {
-            out[i] = d * (float)((row[2 + i] & 15) - 8);
+            q[i] = (int8_t)((row[2 + i] & 15) - 8);
+            q[16 + i] = (int8_t)((row[2 + i] >> 4) - 8);
         }
-        for (int i = 0; i < 16; i++) {
-            out[16 + i] = d * (float)((row[2 + i] >> 4) - 8);
-        }
+        scaled(load_half(row), q, 32, out);
     }
 }
 
 DEQUANTIZER(from_q4_1) {
     UNUSED_BOOKS;
     BLOCKS(32, 20) {
-        float d = load_half(row), m = load_half(row + 2);
+        int8_t q[32];
         for (int i = 0; i < 16; i++) {
-            out[i] = d * (float)(row[4 + i] & 15) + m;
+            q[i] = (int8_t)(row[4 + i] & 15);
+            q[16 + i] = (int8_t)(row[4 + i] >> 4);
         }
-        for (int i = 0; i < 16; i++) {
-            out[16 + i] = d * (float)(row[4 + i] >> 4) + m;
-        }
+        scaled_plus(load_half(row), load_half(row + 2), q, 32, out);
+    }
+}
+
+/* Low four bits from 16 bytes, the fifth of value i from bit i of `high`. */
+ALWAYS_INLINE void fifth_bits(const uint8_t *low, uint32_t high, int8_t *q) {
+    for (int i = 0; i < 16; i++) {
+        q[i] = (int8_t)((low[i] & 15) | (high >> i & 1) << 4);
+        q[16 + i] = (int8_t)(low[i] >> 4 | (high >> (16 + i) & 1) << 4);
     }
 }
 
 DEQUANTIZER(from_q5_0) {
     UNUSED_BOOKS;
     BLOCKS(32, 22) {
-        float d = load_half(row);
-        uint32_t high = load32(row + 2);
-        const uint8_t *q = row + 6;
-        for (int i = 0; i < 16; i++) {
-            out[i] = d * (float)((int)((q[i] & 15) | (high >> i & 1) << 4) - 16);
+        int8_t q[32];
+        fifth_bits(row + 6, load32(row + 2), q);
+        for (int i = 0; i < 32; i++) {
+            q[i] = (int8_t)(q[i] - 16);
         }
-        for (int i = 0; i < 16; i++) {
-            out[16 + i] = d * (float)((int)(q[i] >> 4 | (high >> (16 + i) & 1) << 4) - 16);
-        }
+        scaled(load_half(row), q, 32, out);
     }
 }
 
 DEQUANTIZER(from_q5_1) {
     UNUSED_BOOKS;
     BLOCKS(32, 24) {
-        float d = load_half(row), m = load_half(row + 2);
-        uint32_t high = load32(row + 4);
-        const uint8_t *q = row + 8;
-        for (int i = 0; i < 16; i++) {
-            out[i] = d * (float)(int)((q[i] & 15) | (high >> i & 1) << 4) + m;
-        }
-        for (int i = 0; i < 16; i++) {
-            out[16 + i] = d * (float)(int)(q[i] >> 4 | (high >> (16 + i) & 1) << 4) + m;
-        }
+        int8_t q[32];
+        fifth_bits(row + 8, load32(row + 4), q);
+        scaled_plus(load_half(row), load_half(row + 2), q, 32, out);
     }
 }
 
 static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 static const int8_t e2m1_values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}; /* doubled */
 
-ALWAYS_INLINE void lookup_block(float d, const uint8_t *q, const int8_t *values, float *out) {
+ALWAYS_INLINE void lookup_block(float d, const uint8_t *packed, const int8_t *values, float *out) {
+    int8_t q[32];
     for (int i = 0; i < 16; i++) {
-        out[i] = d * (float)values[q[i] & 15];
-        out[16 + i] = d * (float)values[q[i] >> 4];
+        q[i] = values[packed[i] & 15];
+        q[16 + i] = values[packed[i] >> 4];
     }
+    scaled(d, q, 32, out);
 }
 
 DEQUANTIZER(from_iq4_nl) {
@@ -165,12 +176,13 @@ DEQUANTIZER(from_q2_k) {
     BLOCKS(256, 84) {
         float d = load_half(row + 80), dmin = load_half(row + 82);
         for (int group = 0; group < 16; group++) {
-            const uint8_t *q = row + 16 + group / 8 * 32 + group % 2 * 16;
+            const uint8_t *packed = row + 16 + group / 8 * 32 + group % 2 * 16;
             int shift = group % 8 / 2 * 2;
-            float scale = d * (float)(row[group] & 15), minimum = dmin * (float)(row[group] >> 4);
+            int8_t q[16];
             for (int i = 0; i < 16; i++) {
-                out[16 * group + i] = scale * (float)(q[i] >> shift & 3) - minimum;
+                q[i] = (int8_t)(packed[i] >> shift & 3);
             }
+            scaled_plus(d * (float)(row[group] & 15), -(dmin * (float)(row[group] >> 4)), q, 16, out + 16 * group);
         }
     }
 }
@@ -181,14 +193,15 @@ DEQUANTIZER(from_q3_k) {
         const uint8_t *mask = row, *scales = row + 96;
         float d = load_half(row + 108);
         for (int group = 0; group < 16; group++) {
-            const uint8_t *q = row + 32 + group / 8 * 32 + group % 2 * 16, *high = mask + group % 2 * 16;
+            const uint8_t *packed = row + 32 + group / 8 * 32 + group % 2 * 16, *high = mask + group % 2 * 16;
             int shift = group % 8 / 2 * 2, bit = group / 2;
             int low = group < 8 ? scales[group] & 15 : scales[group - 8] >> 4;
             int scale = (low | (scales[8 + group % 4] >> group / 4 * 2 & 3) << 4) - 32;
-            float dl = d * (float)scale;
-            for (int i = 0; i < 16; i++) {
-                out[16 * group + i] = dl * (float)((q[i] >> shift & 3) - ((high[i] >> bit & 1) ? 0 : 4));
+            int8_t q[16];
+            for (int i = 0; i < 16; i++) { /* a set bit means no offset */
+                q[i] = (int8_t)((packed[i] >> shift & 3) + 4 * (high[i] >> bit & 1) - 4);
             }
+            scaled(d * (float)scale, q, 16, out + 16 * group);
         }
     }
 }
@@ -208,20 +221,15 @@ DEQUANTIZER(from_q4_k) {
     UNUSED_BOOKS;
     BLOCKS(256, 144) {
         float d = load_half(row), dmin = load_half(row + 2);
-        for (int pair = 0; pair < 4; pair++) {
-            const uint8_t *q = row + 16 + 32 * pair;
-            float *low = out + 64 * pair, *high = low + 32;
-            int scale, minimum;
-            scale_and_minimum(row + 4, 2 * pair, &scale, &minimum);
-            float d0 = d * (float)scale, m0 = dmin * (float)minimum;
-            scale_and_minimum(row + 4, 2 * pair + 1, &scale, &minimum);
-            float d1 = d * (float)scale, m1 = dmin * (float)minimum;
+        for (int group = 0; group < 8; group++) {
+            const uint8_t *packed = row + 16 + group / 2 * 32;
+            int scale, minimum, shift = group % 2 * 4;
+            int8_t q[32];
+            scale_and_minimum(row + 4, group, &scale, &minimum);
             for (int i = 0; i < 32; i++) {
-                low[i] = d0 * (float)(q[i] & 15) - m0;
+                q[i] = (int8_t)(packed[i] >> shift & 15);
             }
-            for (int i = 0; i < 32; i++) {
-                high[i] = d1 * (float)(q[i] >> 4) - m1;
-            }
+            scaled_plus(d * (float)scale, -(dmin * (float)minimum), q, 32, out + 32 * group);
         }
     }
 }
@@ -232,13 +240,14 @@ DEQUANTIZER(from_q5_k) {
         float d = load_half(row), dmin = load_half(row + 2);
         const uint8_t *fifth = row + 16;
         for (int group = 0; group < 8; group++) {
-            const uint8_t *q = row + 48 + group / 2 * 32;
+            const uint8_t *packed = row + 48 + group / 2 * 32;
             int scale, minimum, shift = group % 2 * 4;
+            int8_t q[32];
             scale_and_minimum(row + 4, group, &scale, &minimum);
-            float dl = d * (float)scale, ml = dmin * (float)minimum;
             for (int i = 0; i < 32; i++) {
-                out[32 * group + i] = dl * (float)((q[i] >> shift & 15) | (fifth[i] >> group & 1) << 4) - ml;
+                q[i] = (int8_t)((packed[i] >> shift & 15) | (fifth[i] >> group & 1) << 4);
             }
+            scaled_plus(d * (float)scale, -(dmin * (float)minimum), q, 32, out + 32 * group);
         }
     }
 }
@@ -248,14 +257,15 @@ DEQUANTIZER(from_q6_k) {
     BLOCKS(256, 210) {
         const int8_t *scales = (const int8_t *)row + 192;
         float d = load_half(row + 208);
-        for (int group = 0; group < 16; group++) {
-            int half = group / 8, part = group % 8 / 2, side = group % 2 * 16;
-            const uint8_t *low = row + 64 * half + part % 2 * 32 + side, *high = row + 128 + 32 * half + side;
-            int shift = part / 2 * 4;
-            float dl = d * (float)scales[group];
-            for (int i = 0; i < 16; i++) {
-                out[16 * group + i] = dl * (float)(((low[i] >> shift & 15) | (high[i] >> 2 * part & 3) << 4) - 32);
+        for (int group = 0; group < 8; group++) {
+            int half = group / 4, part = group % 4, shift = part / 2 * 4;
+            const uint8_t *low = row + 64 * half + part % 2 * 32, *high = row + 128 + 32 * half;
+            int8_t q[32];
+            for (int i = 0; i < 32; i++) {
+                q[i] = (int8_t)(((low[i] >> shift & 15) | (high[i] >> 2 * part & 3) << 4) - 32);
             }
+            scaled(d * (float)scales[2 * group], q, 16, out + 32 * group);
+            scaled(d * (float)scales[2 * group + 1], q + 16, 16, out + 32 * group + 16);
         }
     }
 }
