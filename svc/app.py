@@ -48,6 +48,7 @@ except ImportError:  # not on every platform; asyncio's own loop does as well, m
 PROGRESS_EVERY_S = 2.0
 START_EXTENSION_S = 60.0  # what a load that advances asks the service manager for
 STOP_EXTENSION_S = 30.0  # beyond the drain time: for the step under way, and for closing
+EXIT_INTERRUPTED = 128 + signal.SIGINT
 TEMPLATE_KEY = "tokenizer.chat_template"
 
 Progress = Callable[[int, int], None]
@@ -72,7 +73,7 @@ class Loaded:
 def run_server(config: Config) -> int:
     """Serves until SIGTERM or SIGINT; the process's exit code. HeadraceError when something the user gave cannot be used.
 
-    KeyboardInterrupt when SIGINT came before there was anything to drain.
+    The code is 0, also when it was told to end while loading, but 130 when it was Ctrl-C that interrupted the load.
     """
     logger = configure_logging(config.log_level, config.log_format)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop if uvloop else None) as runner:
@@ -92,9 +93,7 @@ async def serve(config: Config, logger: Logger) -> int:
             loaded = await asyncio.to_thread(load, config, logger, _progress(logger, notifier, shutdown))
         except LoadInterruptedError:
             logger.info("stopped", cause="interrupted while loading")
-            if shutdown.cause is signal.SIGINT:
-                raise KeyboardInterrupt from None
-            return 0
+            return EXIT_INTERRUPTED if shutdown.cause is signal.SIGINT else 0
         else:
             await _run(config, logger, url, loaded, door, metrics, notifier, manager.watchdog_s, shutdown)
             return 0

@@ -35,7 +35,9 @@ async def test_stream_equals_whole_and_the_second_time_is_cached(client: openai.
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     assert text == first.choices[0].message.content
     usage = chunks[-1].usage
-    assert first.usage and usage and usage.prompt_tokens_details
+    assert first.usage
+    assert usage
+    assert usage.prompt_tokens_details
     assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens == first.usage.prompt_tokens
 
 
@@ -47,9 +49,13 @@ async def test_completions_and_choices(client: openai.AsyncOpenAI) -> None:
     texts = [choice.text for choice in answer.choices]
     assert texts[0] == texts[1]
     assert texts[2] == texts[3]
-    assert answer.usage and answer.usage.completion_tokens <= 32
+    assert answer.usage
+    assert answer.usage.completion_tokens <= 32
     logprobs = answer.choices[0].logprobs
-    assert logprobs and logprobs.tokens and logprobs.token_logprobs and logprobs.top_logprobs
+    assert logprobs
+    assert logprobs.tokens
+    assert logprobs.token_logprobs
+    assert logprobs.top_logprobs
     best = [max(top.values()) for top in logprobs.top_logprobs]
     assert logprobs.token_logprobs == best
 
@@ -80,7 +86,8 @@ async def test_max_tokens_zero_warms_the_cache(client: openai.AsyncOpenAI) -> No
     warm = await client.chat.completions.create(**{**body, "max_tokens": 0})
     assert (warm.choices[0].message.content, warm.choices[0].finish_reason) == ("", "length")
     answer = await client.chat.completions.create(**body)
-    assert answer.usage and answer.usage.prompt_tokens_details
+    assert answer.usage
+    assert answer.usage.prompt_tokens_details
     assert answer.usage.prompt_tokens_details.cached_tokens == answer.usage.prompt_tokens
 
 
@@ -117,7 +124,8 @@ async def test_client_that_leaves_frees_its_seat(server: ServerProcess, client: 
     async with aiohttp.ClientSession(server.url) as session, session.get("/metrics") as response:
         assert "headrace_num_requests_running 0.0" in await response.text()
     again = await client.chat.completions.create(**{**body, "max_tokens": 2})
-    assert again.usage and again.usage.prompt_tokens_details
+    assert again.usage
+    assert again.usage.prompt_tokens_details
     assert again.usage.prompt_tokens_details.cached_tokens == again.usage.prompt_tokens
 
 

@@ -1,4 +1,4 @@
-"""A vocabulary small enough to see through: token `b` is byte `b`, then three control tokens. The text side itself is the real one."""
+"""A vocabulary small enough to see through: token `b` is byte `b`, then three control tokens. The text side is the real one."""
 
 from svc.http.text.chat_template import ChatTemplate
 from svc.http.text.pretokenize import byte_alphabet

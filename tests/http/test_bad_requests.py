@@ -27,7 +27,8 @@ def _check_shape(body: Any) -> None:
         ("min_p", 2), ("top_k", -2), ("top_k", 1.5), ("n", 0), ("n", 17), ("n", 10**30), ("n", True), ("seed", 2**64),
         ("seed", 10**4000), ("max_tokens", -1), ("max_tokens", "5"), ("max_completion_tokens", -5), ("stop", ""), ("stop", 5),
         ("stop", ["x"] * 17), ("stop", "x" * 1001), ("top_logprobs", 5), ("stream", "yes"), ("stop_token_ids", [VOCAB_SIZE]),
-        ("logit_bias", {"5": 1}), ("presence_penalty", 0.5), ("frequency_penalty", -1), ("response_format", {"type": "json_object"}),
+        ("logit_bias", {"5": 1}), ("presence_penalty", 0.5), ("frequency_penalty", -1),
+        ("response_format", {"type": "json_object"}),
         ("audio", {"voice": "a"}), ("modalities", ["text", "audio"]), ("tool_choice", "required"), ("functions", [{"name": "f"}]),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}), ("repeat_penalty", 1.1), ("grammar", "root ::= x"),
         ("messages", []), ("messages", "hi"), ("messages", None), ("model", 5), ("chat_template_kwargs", "x"), ("tools", {}),
@@ -103,7 +104,8 @@ async def test_bad_completion_field_is_named(body: Any, param: str) -> None:
     "raw",
     [
         b"", b"  ", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", b'{"messages": NaN}', b'{"prompt": Infinity}', b"[" * 100_000,
-        b'{"x":' * 50_000, b'{"prompt": "\xff"}', b'{"prompt": "a", "temperature": 1e999}', b'{"prompt": "a", "seed": 1' + b"0" * 6000 + b"}",
+        b'{"x":' * 50_000, b'{"prompt": "\xff"}', b'{"prompt": "a", "temperature": 1e999}',
+        b'{"prompt": "a", "seed": 1' + b"0" * 6000 + b"}",
         b'{"messages": [{"role": "user", "content": ' + b"[" * 5000 + b"]" * 5000 + b"}]}",
     ],
 )  # fmt: skip

@@ -25,8 +25,12 @@ async def test_chat() -> None:
         answer = await client.chat.completions.create(model="m", messages=USER, logprobs=True, top_logprobs=0)  # type: ignore[arg-type]
         choice = answer.choices[0]
         assert (choice.message.content, choice.message.role, choice.finish_reason) == ("Hello", "assistant", "stop")
-        assert choice.logprobs and choice.logprobs.content and choice.logprobs.content[0].bytes == [ord("H")]
-        assert answer.usage and answer.usage.prompt_tokens_details and answer.usage.prompt_tokens_details.cached_tokens == 7
+        assert choice.logprobs
+        assert choice.logprobs.content
+        assert choice.logprobs.content[0].bytes == [ord("H")]
+        assert answer.usage
+        assert answer.usage.prompt_tokens_details
+        assert answer.usage.prompt_tokens_details.cached_tokens == 7
 
 
 async def test_chat_stream() -> None:
@@ -39,7 +43,8 @@ async def test_chat_stream() -> None:
         )
         chunks = [chunk async for chunk in stream]
         assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == "Héllo"
-        assert chunks[-1].usage and chunks[-1].usage.completion_tokens == 6
+        assert chunks[-1].usage
+        assert chunks[-1].usage.completion_tokens == 6
 
 
 async def test_chat_stream_helper() -> None:
@@ -54,7 +59,8 @@ async def test_completions() -> None:
     async with serving(FakeEngine(saying("Hello"))) as at, sdk(at) as client:
         answer = await client.completions.create(model="m", prompt=["a", "b"], logprobs=1)
         assert [choice.text for choice in answer.choices] == ["Hello", "Hello"]
-        assert answer.choices[0].logprobs and answer.choices[0].logprobs.text_offset == [0, 1, 2, 3, 4]
+        assert answer.choices[0].logprobs
+        assert answer.choices[0].logprobs.text_offset == [0, 1, 2, 3, 4]
         stream = await client.completions.create(model="m", prompt=[1, 2], stream=True)
         assert "".join([chunk.choices[0].text async for chunk in stream]) == "Hello"
 
@@ -94,10 +100,14 @@ async def test_error_in_mid_stream() -> None:
         sequence = await at.engine.submitted.get()
         sequence.say(ord("A"))
         sequence.end(FinishReason.ERROR, "broken")
-        received = []
-        with pytest.raises(openai.APIError, match="failed to answer"):
+        received: list[str | None] = []
+
+        async def read() -> None:
             async for chunk in stream:
                 received.append(chunk.choices[0].delta.content)
+
+        with pytest.raises(openai.APIError, match="failed to answer"):
+            await read()
         assert received == ["", "A"]
 
 

@@ -1,12 +1,15 @@
 """/livez, /readyz, /health, /metrics and the log line of a request."""
 
+import asyncio
 import re
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from svc.slots.engine import EngineState
 from svc.slots.events import FinishReason
+from svc.slots.stats import EngineStats
 from tests.fakes.fake_engine import FakeEngine, saying
 from tests.http.harness import serving
 
@@ -73,9 +76,7 @@ async def test_stalled() -> None:
         assert (status, body["error"]["code"]) == (503, "stalled")
 
 
-def _stats(engine: FakeEngine, running: int, waiting: int):  # type: ignore[no-untyped-def]
-    from dataclasses import replace
-
+def _stats(engine: FakeEngine, running: int, waiting: int) -> EngineStats:
     return replace(FakeEngine.stats(engine), num_running=running, num_waiting=waiting)
 
 
@@ -110,6 +111,8 @@ async def test_metrics() -> None:
         "headrace_reprocessed_tokens_total{reason=no_snapshot}": len("secretword") - 4,
         "headrace_http_requests_total{route=/v1/completions,status=200}": 1,
         "headrace_http_requests_total{route=/v1/completions,status=400}": 1,
+        "headrace_readiness{state=ready}": 1,
+        "headrace_readiness{state=loading}": 0,
         "headrace_num_requests_running": 0,
         "headrace_num_requests_waiting": 3,
         "headrace_kv_cache_usage_perc": 0.2,
@@ -145,8 +148,8 @@ async def test_one_line_per_request() -> None:
         lines = [line for line in at.log_lines() if line["level"] == "info"]
     (line,) = lines
     assert line | {"ms": 0, "id": ""} == {
-        "event": "request", "level": "info", "request_id": "abc", "method": "POST", "path": "/v1/completions", "status": 200, "ms": 0,
-        "id": "", "stream": False, "n": 1, "temperature": 1.0, "seed": 5, "max_tokens": 3, "finish": "length",
+        "event": "request", "level": "info", "request_id": "abc", "method": "POST", "path": "/v1/completions", "status": 200,
+        "ms": 0, "id": "", "stream": False, "n": 1, "temperature": 1.0, "seed": 5, "max_tokens": 3, "finish": "length",
         "prompt_tokens": 10, "cached_tokens": 4, "generated_tokens": 3, "queue_ms": 250.0, "ttft_ms": 750.0, "tpot_ms": 500.0,
         "matched_tokens": 3, "resumed_at": 2, "why": "no_snapshot",
     }  # fmt: skip
@@ -156,8 +159,6 @@ async def test_one_line_per_request() -> None:
 async def test_failed_stream_is_in_the_line() -> None:
     """A stream's status is 200 when it fails; the line says what happened."""
     async with serving(FakeEngine()) as at:
-        import asyncio
-
         stream = asyncio.create_task(at.events("/v1/completions", BODY))
         (await at.engine.submitted.get()).end(FinishReason.ERROR, "not finite")
         await stream
