@@ -1,7 +1,5 @@
 """A GGUF model file, mapped into memory: metadata as Python values, tensors as views of the file's bytes."""
 
-import mmap
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -11,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.quant import QUANT_TYPES, QUANT_TYPES_BY_ID, QuantType
-from svc.compute.weights.header import Header, TensorEntry, Value, read_header, shown
+from svc.compute.weights.header import Scalar, TensorEntry, Value, shown
 from svc.compute.weights.metadata import TypedMetadata
+from svc.compute.weights.overrides import overridden
+from svc.compute.weights.parts import Part, entries, read_parts, stem
 from svc.errors import ModelFileError
 
 
@@ -49,18 +49,22 @@ class GgufTensor:
 
 
 class GgufFile(TypedMetadata):
-    """An open model file.
+    """An open model file, or all files of a split one.
 
-    The file is mapped read-only and never copied whole. The map lives as long as this object or any array taken from
-    it, so there is nothing to close. The file must not be cut short meanwhile: the system answers a read behind the new
+    The files are mapped read-only and never copied whole. The maps live as long as this object or any array taken from
+    it, so there is nothing to close. A file must not be cut short meanwhile: the system answers a read behind the new
     end with SIGBUS. (Replacing it by renaming another over it is safe.)
 
+    `path` is the file, of a split model the first part; `paths` are all. `file_bytes` is the size of all together.
     `metadata` values are int, float, bool, str, a list of str, or a read-only numpy array of numbers.
     """
 
-    def __init__(self, path: Path, header: Header, tensors: dict[str, GgufTensor], file_bytes: int) -> None:
-        super().__init__(path, header.metadata)
-        self.version = header.version
+    def __init__(
+        self, paths: tuple[Path, ...], version: int, metadata: Mapping[str, Value], tensors: dict[str, GgufTensor], file_bytes: int
+    ) -> None:
+        super().__init__(paths[0], metadata)
+        self.paths = paths
+        self.version = version
         self.tensors: Mapping[str, GgufTensor] = tensors
         self.file_bytes = file_bytes
         self.architecture = self.get_str("general.architecture")
@@ -68,51 +72,31 @@ class GgufFile(TypedMetadata):
     def __repr__(self) -> str:
         return f"<GgufFile {self.path} {self.architecture}, {len(self.tensors)} tensors, {self.file_bytes} bytes>"
 
+    @property
+    def stem(self) -> str:
+        """The model's name as the file name has it, without the number of a part."""
+        return stem(self.path)
+
     @classmethod
     def open(cls, path: str | Path) -> "GgufFile":
         """Map and parse the file. ModelFileError, one sentence naming the file and the culprit, if it cannot be used.
 
-        A file without tensors (vocabulary only) is fine here.
+        Any part of a split model opens all of it. A file without tensors (vocabulary only) is fine here.
         """
-        path = Path(path)
-        data = _map(path)
-        header = read_header(path, data)
-        _refuse_split(path, header.metadata)
-        tensors: dict[str, GgufTensor] = {}
-        for entry in header.entries:
-            if entry.name in tensors:
-                raise ModelFileError(f"{path}: the tensor {shown(entry.name)} occurs twice")
-            tensors[entry.name] = _view(path, data, header, entry)
-        return cls(path, header, tensors, file_bytes=len(data))
+        parts = read_parts(Path(path))
+        tensors = {entry.name: _view(part, entry) for part, entry in entries(parts)}
+        header = parts[0].header
+        paths = tuple(part.path for part in parts)
+        return cls(paths, header.version, header.metadata, tensors, sum(len(part.data) for part in parts))
+
+    def with_metadata(self, overrides: Mapping[str, Scalar]) -> "GgufFile":
+        """The same file with other values for some keys; ConfigError for a value of a kind that its key cannot have."""
+        metadata = overridden(self.path, self.metadata, overrides)
+        return GgufFile(self.paths, self.version, metadata, dict(self.tensors), self.file_bytes)
 
 
-def _map(path: Path) -> mmap.mmap:
-    try:
-        status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
-            raise ModelFileError(f"{path}: this is a directory, not a GGUF file")
-        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for a writer
-            raise ModelFileError(f"{path}: this is not a regular file")
-        if status.st_size == 0:
-            raise ModelFileError(f"{path}: the file is empty")
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError:
-        raise ModelFileError(f"{path}: there is no such file") from None
-    except PermissionError:
-        raise ModelFileError(f"{path}: no permission to read the file") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path, or a file emptied just now
-        raise ModelFileError(f"{path}: the file cannot be opened: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _refuse_split(path: Path, metadata: Mapping[str, Value]) -> None:
-    count = metadata.get("split.count", 0)
-    if isinstance(count, int) and count > 1:
-        raise ModelFileError(f"{path}: this is one part of a model split into {count} files; merge them into one file first")
-
-
-def _view(path: Path, data: mmap.mmap, header: Header, entry: TensorEntry) -> GgufTensor:
-    name = shown(entry.name)
+def _view(part: Part, entry: TensorEntry) -> GgufTensor:
+    path, data, name = part.path, part.data, shown(entry.name)
     kind = QUANT_TYPES_BY_ID.get(entry.type_id)
     if kind is None:
         raise ModelFileError(f"{path}: the tensor {name} has the type {_type_name(entry.type_id)}, which is not supported")
@@ -123,7 +107,7 @@ def _view(path: Path, data: mmap.mmap, header: Header, entry: TensorEntry) -> Gg
         )
     if entry.offset % 8:
         raise ModelFileError(f"{path}: the tensor {name} begins at the unaligned offset {entry.offset}; the file is damaged")
-    start = header.data_start + entry.offset
+    start = part.header.data_start + entry.offset
     shape = (*entry.shape[:-1], kind.row_bytes(entry.shape[-1]))
     missing = start + prod(shape) - len(data)
     if missing > 0:

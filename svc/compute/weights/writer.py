@@ -27,6 +27,8 @@ def write_gguf(
     path: str | Path,
     metadata: Mapping[str, Any],
     tensors: Mapping[str, tuple[NDArray[Any], str]],
+    *,
+    split_tensors: int = 0,
 ) -> None:
     """Write `metadata` and `tensors` to a new GGUF v3 file at `path`, in the order given.
 
@@ -36,8 +38,10 @@ def write_gguf(
     tensors: name -> (values in numpy order, type name). Values are float32 and get quantized by `gguf.quants`, which
     writes F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, TQ1_0, TQ2_0 and MXFP4; for any other type pass packed rows as
     uint8 `(..., bytes per row)`.
+    split_tensors: with it, NAME.gguf becomes NAME-00001-of-0000N.gguf and its fellows, of so many tensors each (the last one
+    of fewer); the tensors must be more.
     """
-    writer = GGUFWriter(path, metadata["general.architecture"])
+    writer = GGUFWriter(path, metadata["general.architecture"], split_max_tensors=split_tensors)
     for key, value in metadata.items():
         if key == "general.alignment":
             writer.add_custom_alignment(value)

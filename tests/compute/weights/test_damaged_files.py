@@ -245,8 +245,8 @@ def test_a_bad_alignment(refused: Refused, alignment: int) -> None:
     assert "general.alignment" in refused(gguf_bytes([ARCHITECTURE, key("general.alignment", STRING, string("32"))]))
 
 
-def test_a_split_model(refused: Refused) -> None:
-    """One part of several is refused for what it is; a single part is a whole model."""
+def test_a_part_without_its_name(refused: Refused) -> None:
+    """One part of several is refused for what it is when its name does not lead to the others."""
     assert "split into 3 files" in refused(gguf_bytes([ARCHITECTURE, key("split.count", 2, struct.pack("<H", 3))]))
 
 
