@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from svc.compute.cpu import CpuOps
+from svc.compute.cpu.library import available_levels
 from svc.compute.ops import Ops
 from svc.compute.reference import ReferenceOps
 from tests.tolerances import KERNEL
@@ -39,4 +42,5 @@ class Room:
 
 ROOMS = [
     Room("reference", ReferenceOps),
+    *(Room(f"cpu-{level}", partial(CpuOps, 2, level=level, poison=True)) for level in available_levels()),
 ]
