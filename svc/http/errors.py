@@ -56,7 +56,7 @@ def internal_error(request_id: str) -> ApiError:
 
 def is_our_bug(error: BaseException) -> bool:
     """Whether nobody but us can be blamed: to be logged with a traceback."""
-    return not isinstance(error, ApiError | HeadraceError | web.HTTPException)
+    return not isinstance(error, ApiError | HeadraceError | web.HTTPException | web.RequestPayloadError)
 
 
 def api_error(error: Exception, request: web.Request, request_id: str) -> ApiError:
@@ -70,6 +70,9 @@ def api_error(error: Exception, request: web.Request, request_id: str) -> ApiErr
             return ApiError(429, str(error), "rate_limit_error", code="queue_full", retry_after_s=error.retry_after_s)
         case DrainingError():
             return unavailable(str(error) or "The server is shutting down.", "draining")
+        case web.RequestPayloadError():
+            message = "The request body does not arrive as its headers say (length, chunks or compression)."
+            return ApiError(400, message, "invalid_request_error", code="invalid_body")
         case web.HTTPException():
             return _of_aiohttp(error, request)
     return internal_error(request_id)

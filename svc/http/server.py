@@ -1,8 +1,9 @@
 """The HTTP server: builds the application, opens the port, closes it again."""
 
 import errno
+import logging
 
-from aiohttp import web
+from aiohttp import http_exceptions, web
 
 from svc.errors import ConfigError
 from svc.http.errors import BODY_LIMIT
@@ -29,6 +30,7 @@ class HttpServer:
             app,
             handler_cancellation=True,  # without it a client that left is noticed only at the next write
             access_log=None,
+            logger=_protocol_logger(),
             keepalive_timeout=KEEP_ALIVE_S,
             shutdown_timeout=CLOSE_S,
         )
@@ -46,6 +48,25 @@ class HttpServer:
     async def stop(self) -> None:
         """Closes the port, lets handlers finish for a moment, ends the rest."""
         await self._runner.cleanup()
+
+
+class _NoTracebacks(logging.Filter):
+    """Whoever sends garbage to the port fills the log with lines, not with our stack."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, http_exceptions.HttpProcessingError | web.RequestPayloadError):
+            record.msg, record.args = "not HTTP: %s", (" ".join(str(error).split())[:200],)
+            record.exc_info, record.levelno, record.levelname = None, logging.INFO, "INFO"
+        return True
+
+
+def _protocol_logger() -> logging.Logger:
+    """Where aiohttp tells what went wrong outside of any handler."""
+    logger = logging.getLogger("headrace.http")
+    if not logger.filters:
+        logger.addFilter(_NoTracebacks())
+    return logger
 
 
 def _why(error: Exception, host: str, port: int) -> str:

@@ -1,5 +1,6 @@
 """Everything a client can get wrong: the status, and an OpenAI-shaped error that names the field."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -116,6 +117,34 @@ async def test_garbage_body(path: str, raw: bytes) -> None:
         assert status == 400
         _check_shape(body)
         await _still_serves(at)
+
+
+RAW_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        RAW_HEAD + b"Content-Encoding: gzip\r\nContent-Length: 7\r\n\r\ngarbage",
+        RAW_HEAD + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n",
+        RAW_HEAD + b"Content-Length: -5\r\n\r\n",
+        RAW_HEAD + b"\r\n",
+        b"\x00\x01\r\n\r\n",
+        b"GET / HTTP/1.1\r\nA: " + b"a" * 20_000 + b"\r\n\r\n",
+    ],
+    ids=["compression", "chunks", "length", "no body", "no HTTP", "header"],
+)
+async def test_garbage_protocol(raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """What is no proper HTTP gets a 400 and no traceback in the log."""
+    async with serving(FakeEngine(saying("x"))) as at:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(at.url.rsplit(":", 1)[1]))
+        writer.write(raw)
+        status = await reader.readline()
+        writer.close()
+        assert status.split()[1] == b"400"
+        await _still_serves(at)
+        assert "Traceback" not in at.log.getvalue()
+    assert all(record.exc_info is None for record in caplog.records)
 
 
 async def _still_serves(at: Harness) -> None:
