@@ -13,3 +13,6 @@ LOGITS_REFERENCE_SELF_AMPLIFIED = 5e-4
 KERNEL = 2e-5
 # The same with K and V stored as float16 (11 bits): half a unit in the last place of each key and value.
 KERNEL_F16_PAGES = 3e-3
+
+# cos and sin of rotary angles, computed in float64 and stored as float32: twice half a unit in the last place of 1.5.
+ROPE = 2e-7

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from svc.compute.layers.rope import YarnScaling
+from svc.compute.layers.rope import RopeScaling
 from svc.compute.weights.gguf_file import GgufFile
 from svc.errors import ModelFileError
 from svc.memory.layout import MemoryLayout
@@ -31,7 +31,7 @@ class ModelConfig:
     num_mtp_layers: int
     hidden_size: int
     vocab_size: int
-    context_length: int  # what the model was trained for, in tokens; more may be served
+    context_length: int  # what the model was trained for, in tokens; more may be served (`full_context`)
     epsilon: float  # of all norms and of the L2 norm
     recurrent_layers: tuple[bool, ...]  # [num_layers]: DeltaNet or full attention
 
@@ -40,7 +40,7 @@ class ModelConfig:
     head_dim: int
     rotary_dims: int
     rope_base: float
-    rope_scaling: YarnScaling | None
+    rope_scaling: RopeScaling | None
 
     feed_forward_size: int  # 0 with experts
     num_experts: int  # 0 without
@@ -59,6 +59,11 @@ class ModelConfig:
     def read(cls, file: GgufFile, traits: Traits) -> "ModelConfig":
         """ModelFileError naming the key or tensor where the file does not make a model of this kind."""
         return _Reader(file, traits).read()
+
+    @property
+    def full_context(self) -> int:
+        """The longest sequence the model is made for, in tokens: as trained, or what its rope scaling stretches that to."""
+        return self.context_length if self.rope_scaling is None else max(self.context_length, self.rope_scaling.context)
 
     @property
     def num_delta_layers(self) -> int:
@@ -146,7 +151,7 @@ class _Reader:
         if not 0 <= epsilon < 1:
             raise self._bad("attention.layer_norm_rms_epsilon", f"is {epsilon}")
         return ModelConfig(
-            name=file.get_str("general.name", file.path.stem),
+            name=file.get_str("general.name", file.stem),
             architecture=file.architecture,
             num_layers=self._trunk,
             num_mtp_layers=self._mtp,
@@ -235,16 +240,38 @@ class _Reader:
             raise self._bad("rope.freq_base", f"is {base}")
         return base
 
-    def _rope_scaling(self) -> YarnScaling | None:
-        kind = self._file.get_str(self._key("rope.scaling.type"), "none")
+    def _rope_scaling(self) -> RopeScaling | None:
+        """A factor without a type means a linear one, as llama.cpp reads such files."""
+        has_factor = self._key("rope.scaling.factor") in self._file.metadata
+        kind = self._file.get_str(self._key("rope.scaling.type"), "linear" if has_factor else "none")
         if kind == "none":
             return None
-        if kind != "yarn":
-            raise self._bad("rope.scaling.type", f"is {kind!r}; supported are 'none' and 'yarn'")
+        if kind not in ("linear", "yarn"):
+            raise self._bad("rope.scaling.type", f"is {kind!r}; supported are 'none', 'linear' and 'yarn'")
         factor = self._file.get_float(self._key("rope.scaling.factor"))
-        if not (math.isfinite(factor) and factor >= 1):
+        if not (math.isfinite(factor) and (factor >= 1 or (kind == "linear" and factor > 0))):
             raise self._bad("rope.scaling.factor", f"is {factor}")
-        return YarnScaling(factor, self._size("rope.scaling.original_context_length"))
+        original = self._size("rope.scaling.original_context_length", self._size("context_length"))
+        attention = self._scaling("attn_factor", 1.0, above=0.0)
+        if kind == "linear":
+            return RopeScaling("linear", factor, original, extrapolation=0.0, attention_factor=attention)
+        extrapolation = self._scaling("yarn_ext_factor", 1.0)
+        return RopeScaling(
+            "yarn",
+            factor,
+            original,
+            extrapolation=1.0 if extrapolation < 0 else extrapolation,  # negative: not set, as in llama.cpp
+            attention_factor=attention * self._scaling("yarn_attn_factor", 1.0, above=0.0),
+            beta_fast=self._scaling("yarn_beta_fast", 32.0, above=0.0),
+            beta_slow=self._scaling("yarn_beta_slow", 1.0, above=0.0),
+        )
+
+    def _scaling(self, suffix: str, default: float, *, above: float = -math.inf) -> float:
+        """A key of the rope scaling; a finite number."""
+        value = self._file.get_float(self._key(f"rope.scaling.{suffix}"), default)
+        if not (math.isfinite(value) and value > above):
+            raise self._bad(f"rope.scaling.{suffix}", f"is {value}")
+        return value
 
     def _experts(self) -> dict[str, int]:
         count, used = self._size("expert_count"), self._size("expert_used_count")

@@ -92,7 +92,7 @@ class Bench:
             Piece(row, start, ids, pages) for row, (start, _), ids, pages in zip(self.rows, batch, tokens, self.pages, strict=True)
         ]
         wanted = [Capture(piece, position, cell) for (piece, position), cell in zip(captures, self.cells, strict=True)]
-        rope = RopeTable.plain(rotary_dims, 1e4) if rotary_dims else None
+        rope = RopeTable.of(rotary_dims, 1e4) if rotary_dims else None
         self.inputs: StepInputs = build_step_inputs(StepBatch(pieces=pieces, captures=wanted), rope)
         self.poison()
 

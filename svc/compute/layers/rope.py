@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,51 +10,70 @@ from numpy.typing import NDArray
 BLOCK = 1024  # positions computed at once, always the same ones together, so that a row's bits depend on its position only
 
 
-# YaRN: dimensions that turn more often than FAST over the original context keep their angle, those that turn less often than SLOW
-# are stretched by the factor, and those between are mixed (the paper's constants; no file of these architectures changes them).
-YARN_FAST_TURNS = 32
-YARN_SLOW_TURNS = 1
-
-
 @dataclass(frozen=True, slots=True)
-class YarnScaling:
-    """Context extension by YaRN: `factor` times the `original_context` (tokens) the model was trained for."""
+class RopeScaling:
+    """Context extension: `factor` times the `original_context` (tokens) the model was trained for.
 
+    Pairs of dimensions that turn more than `beta_fast` times over the original context keep their angle, those that turn less
+    than `beta_slow` times have it divided by `factor`, and those between are mixed (YaRN, arXiv 2309.00071, and the same as
+    ggml computes it). `extrapolation` is how much of that is done, from 0 to 1: with 0 every pair is divided ("linear").
+    """
+
+    kind: Literal["linear", "yarn"]
     factor: float
     original_context: int
+    extrapolation: float = 1.0
+    attention_factor: float = 1.0  # multiplies cos and sin, besides what YaRN itself makes of the factor
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+    @property
+    def context(self) -> int:
+        """The longest sequence it is made for, in tokens."""
+        return int(self.factor * self.original_context)
+
+    @property
+    def magnitude(self) -> float:
+        """What cos and sin are multiplied with. Linear scaling has no such correction of its own."""
+        return self.attention_factor * (1 + 0.1 * math.log(self.factor) if self.extrapolation else 1.0)
+
+    def inverse_frequencies(self, rotary_dims: int, base: float) -> NDArray[np.float64]:
+        """Radians per position, [rotary / 2]."""
+
+        def pair_turning(times: float) -> float:
+            """The (fractional) pair that makes so many turns over the original context."""
+            return rotary_dims * math.log(self.original_context / (times * 2 * math.pi)) / (2 * math.log(base))
+
+        plain = inverse_frequencies(rotary_dims, base)
+        if not self.extrapolation:
+            return plain / self.factor
+        low = max(0, math.floor(pair_turning(self.beta_fast)))
+        high = min(rotary_dims - 1, math.ceil(pair_turning(self.beta_slow)))
+        ramp = np.clip((np.arange(rotary_dims // 2) - low) / max(high - low, 0.001), 0, 1)
+        kept = (1 - ramp) * self.extrapolation
+        return plain * kept + plain / self.factor * (1 - kept)
+
+
+def inverse_frequencies(rotary_dims: int, base: float) -> NDArray[np.float64]:
+    """Radians per position without scaling, [rotary / 2]."""
+    return base ** (-np.arange(0, rotary_dims, 2, dtype=np.float64) / rotary_dims)
 
 
 class RopeTable:
     """cos and sin, float32, of every position asked for so far. Owner: the model that holds it; grows on demand."""
 
     def __init__(self, inverse_frequencies: NDArray[np.float64], scale: float = 1.0) -> None:
-        """`inverse_frequencies`: [rotary / 2], radians per position. `scale` multiplies cos and sin (YaRN's attention factor)."""
+        """`inverse_frequencies`: [rotary / 2], radians per position. `scale` multiplies cos and sin."""
         self._inverse_frequencies = inverse_frequencies
         self._scale = scale
         self._cos = np.zeros((0, len(inverse_frequencies)), np.float32)
         self._sin = np.zeros((0, len(inverse_frequencies)), np.float32)
 
     @classmethod
-    def plain(cls, rotary_dims: int, base: float) -> "RopeTable":
-        return cls(base ** (-np.arange(0, rotary_dims, 2, dtype=np.float64) / rotary_dims))
-
-    @classmethod
-    def yarn(cls, rotary_dims: int, base: float, scaling: YarnScaling) -> "RopeTable":
-        def dimension_turning(times: float) -> float:
-            """The (fractional) pair that makes so many turns over the original context."""
-            return rotary_dims * math.log(scaling.original_context / (times * 2 * math.pi)) / (2 * math.log(base))
-
-        low = max(0, math.floor(dimension_turning(YARN_FAST_TURNS)))
-        high = min(rotary_dims - 1, math.ceil(dimension_turning(YARN_SLOW_TURNS)))
-        pairs = np.arange(rotary_dims // 2, dtype=np.float64)
-        stretched = np.clip((pairs - low) / max(high - low, 0.001), 0, 1)
-        plain = base ** (-2 * pairs / rotary_dims)
-        frequencies = plain * (1 - stretched) + plain / scaling.factor * stretched
-        return cls(frequencies, scale=1 + 0.1 * math.log(scaling.factor))
-
-    @classmethod
-    def of(cls, rotary_dims: int, base: float, scaling: YarnScaling | None) -> "RopeTable":
-        return cls.yarn(rotary_dims, base, scaling) if scaling else cls.plain(rotary_dims, base)
+    def of(cls, rotary_dims: int, base: float, scaling: RopeScaling | None = None) -> "RopeTable":
+        if scaling is None:
+            return cls(inverse_frequencies(rotary_dims, base))
+        return cls(scaling.inverse_frequencies(rotary_dims, base), scaling.magnitude)
 
     def rows(self, positions: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """cos and sin of `positions` [T]: two arrays [T, rotary / 2]."""

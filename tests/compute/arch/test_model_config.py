@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from svc.compute.arch import ARCHITECTURES, read_config
-from svc.compute.layers.rope import RopeTable, YarnScaling
+from svc.compute.layers.rope import RopeTable
 from svc.compute.runner import open_model
 from svc.compute.weights.gguf_file import GgufFile
 from svc.compute.weights.writer import write_gguf
@@ -86,36 +86,9 @@ def test_table_of_architectures() -> None:
 
 def test_rotary_angles() -> None:
     """angle = position * base^(-2 j / R), at positions far apart and asked for in any order."""
-    table = RopeTable.plain(64, 1e7)
+    table = RopeTable.of(64, 1e7)
     positions = np.array([5, 0, 3000, 1], np.int32)
     cos, sin = table.rows(positions)
     angles = positions[:, None] * 1e7 ** (-2 * np.arange(32) / 64)
     np.testing.assert_allclose(cos, np.cos(angles), atol=1e-6)
     np.testing.assert_allclose(sin, np.sin(angles), atol=1e-6)
-
-
-def test_yarn() -> None:
-    """Fast pairs keep their angle, slow ones are stretched by the factor, those between lie between; cos and sin grow by
-    1 + 0.1 ln(factor)."""
-    factor, original = 4.0, 4096
-    plain, yarn = RopeTable.plain(64, 1e6), RopeTable.yarn(64, 1e6, YarnScaling(factor, original))
-    one = np.array([1], np.int32)
-    angle = {table: np.arctan2(*table.rows(one)[::-1])[0].astype(float) for table in (plain, yarn)}
-    ratio = angle[yarn] / angle[plain]
-    turns = original * angle[plain] / (2 * np.pi)
-    np.testing.assert_allclose(ratio[turns > 40], 1, rtol=1e-5)
-    np.testing.assert_allclose(ratio[turns < 0.8], 1 / factor, rtol=1e-3)
-    assert (np.diff(ratio) <= 1e-5).all()
-    cos, sin = yarn.rows(one)
-    np.testing.assert_allclose(np.hypot(cos, sin), 1 + 0.1 * np.log(factor), rtol=1e-6)
-
-
-def test_yarn_is_read(tmp_path: Path) -> None:
-    metadata, tensors = parts("tiny-qwen35-hd128-bf16")
-    metadata |= {
-        "qwen35.rope.scaling.type": "yarn",
-        "qwen35.rope.scaling.factor": 4.0,
-        "qwen35.rope.scaling.original_context_length": 1024,
-    }
-    write_gguf(tmp_path / "m.gguf", metadata, tensors)
-    assert read_config(GgufFile.open(tmp_path / "m.gguf")).rope_scaling == YarnScaling(4.0, 1024)
