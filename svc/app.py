@@ -6,7 +6,8 @@ The port is opened first (a taken port is known at once, and probes get an answe
 import asyncio
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -83,56 +84,58 @@ def run_server(config: Config) -> int:
 async def serve(config: Config, logger: Logger) -> int:
     """`run_server` on a running loop."""
     manager = service_manager()
-    notifier = Notifier(manager.notify_socket)
-    metrics, door = Metrics(), Door()
+    notifier, metrics, door = Notifier(manager.notify_socket), Metrics(), Door()
     server = HttpServer(door, metrics, logger, max_body_bytes=config.max_body_bytes)
     with Shutdown() as shutdown:
         url = await server.start(config.host, config.port)
         logger.info("listening", url=url)
         try:
             loaded = await asyncio.to_thread(load, config, logger, _progress(logger, notifier, shutdown))
+            async with _running(config, logger, loaded, metrics) as engine:
+                door.open(_service(config, loaded, engine, metrics))
+                _announce(logger, notifier, url, loaded, config)
+                async with _watchdog(notifier, manager.watchdog_s, door):
+                    await shutdown.wait()
+                    await _drain(config, logger, door, engine, notifier)
+            logger.info("stopped")
         except LoadInterruptedError:
             logger.info("stopped", cause="interrupted while loading")
             return EXIT_INTERRUPTED if shutdown.cause is signal.SIGINT else 0
-        else:
-            await _run(config, logger, url, loaded, door, metrics, notifier, manager.watchdog_s, shutdown)
-            return 0
         finally:
             await server.stop()
+    return 0
 
 
-async def _run(
-    config: Config,
-    logger: Logger,
-    url: str,
-    loaded: Loaded,
-    door: Door,
-    metrics: Metrics,
-    notifier: Notifier,
-    watchdog_s: float | None,
-    shutdown: Shutdown,
-) -> None:
-    """From a loaded model to the end of its engine."""
+@asynccontextmanager
+async def _running(config: Config, logger: Logger, loaded: Loaded, metrics: Metrics) -> AsyncIterator[Engine]:
+    """A warm engine on its compute thread; both are gone afterwards."""
     worker = ComputeWorker(loaded.runner)
     engine = _engine(config, loaded, worker, metrics, logger)
-    watchdog: asyncio.Task[None] | None = None
     try:
         await _warm_up(worker, loaded.file.path)
         await engine.start()
         metrics.follow(engine.stats)
-        door.open(_service(config, loaded, engine, metrics))
-        _announce(logger, url, loaded, config)
-        notifier.ready(f"serving {loaded.config.name} on {url}")
-        if watchdog_s is not None:
-            watchdog = asyncio.create_task(notifier.keep_watchdog(watchdog_s, lambda: _healthy(door)), name="watchdog")
-        await shutdown.wait()
-        await _drain(config, logger, door, engine, notifier)
+        yield engine
     finally:
-        if watchdog is not None:
-            watchdog.cancel()
         await engine.stop()
         await worker.close()
-    logger.info("stopped")
+
+
+@asynccontextmanager
+async def _watchdog(notifier: Notifier, watchdog_s: float | None, door: Door) -> AsyncIterator[None]:
+    """Tells the service manager that all is well, as long as it is and if anybody asked."""
+
+    def healthy() -> bool:
+        return door.readiness not in (Readiness.STALLED, Readiness.FAILED)
+
+    task = None
+    if watchdog_s is not None:
+        task = asyncio.create_task(notifier.keep_watchdog(watchdog_s, healthy), name="watchdog")
+    try:
+        yield
+    finally:
+        if task is not None:
+            task.cancel()
 
 
 async def _drain(config: Config, logger: Logger, door: Door, engine: Engine, notifier: Notifier) -> None:
@@ -143,11 +146,8 @@ async def _drain(config: Config, logger: Logger, door: Door, engine: Engine, not
     await engine.drain(config.drain_s)
 
 
-def _healthy(door: Door) -> bool:
-    return door.readiness not in (Readiness.STALLED, Readiness.FAILED)
-
-
-def _announce(logger: Logger, url: str, loaded: Loaded, config: Config) -> None:
+def _announce(logger: Logger, notifier: Notifier, url: str, loaded: Loaded, config: Config) -> None:
+    """From now on requests are served."""
     plan = loaded.runner.plan
     logger.info(
         "serving",
@@ -159,6 +159,7 @@ def _announce(logger: Logger, url: str, loaded: Loaded, config: Config) -> None:
         kv_tokens=plan.kv_tokens,
         snapshots=plan.num_cells,
     )
+    notifier.ready(f"serving {model_name(config)} on {url}")
 
 
 # -- loading (on a thread of its own) -------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from svc.config import ServiceManager, service_manager
 from svc.lifecycle import Notifier, Shutdown
 
 
@@ -89,3 +90,19 @@ async def test_first_signal_asks_and_the_second_is_deadly_again(number: signal.S
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ServiceManager()),
+        ({"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "30000000"}, ServiceManager("/run/x", 30.0)),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, ServiceManager()),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, ServiceManager(None, 30.0)),
+        ({"NOTIFY_SOCKET": "", "WATCHDOG_USEC": "soon"}, ServiceManager()),
+        ({"WATCHDOG_USEC": "0"}, ServiceManager()),
+    ],
+)
+def test_what_systemd_asks(environ: dict[str, str], expected: ServiceManager) -> None:
+    """sd_watchdog_enabled(3): a watchdog of another process, or one that is no number, is none of ours."""
+    assert service_manager(environ) == expected

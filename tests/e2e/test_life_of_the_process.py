@@ -2,13 +2,17 @@
 
 import asyncio
 import json
+import logging
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
 import pytest
+import structlog
 
+from svc.cli import main
 from tests.e2e.server_process import GGUF, ServerProcess, failed_start, serving
 
 MODEL = "tiny-qwen35moe-Q4_K_M"
@@ -94,6 +98,17 @@ def test_service_manager_is_told(tmp_path: Path) -> None:
             assert server.wait() == 0
 
 
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """`main` sets up the logging of the whole process, with the captured stderr of one test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
 @pytest.mark.parametrize(
     ("arguments", "culprit"),
     [
@@ -107,14 +122,16 @@ def test_service_manager_is_told(tmp_path: Path) -> None:
         (["{model}", "--kv-bytes", "1KiB"], "kv_bytes"),
     ],
 )
-def test_what_cannot_be_used_is_one_sentence(tmp_path: Path, arguments: list[str], culprit: str) -> None:
-    """Exit code 2 and a last line that names the culprit; no traceback."""
+def test_what_cannot_be_used_is_one_sentence(
+    tmp_path: Path, arguments: list[str], culprit: str, capsys: pytest.CaptureFixture[str], logging_as_before: None
+) -> None:
+    """Exit code 2 and a last line that names the culprit; no traceback. (Without a process each: those are slow to start.)"""
     model = GGUF / f"{MODEL}.gguf"
     (tmp_path / "garbage.gguf").write_bytes(b"no model at all" * 100)
     (tmp_path / "short.gguf").write_bytes(model.read_bytes()[:-1000])
     (tmp_path / "bad.jinja").write_text("{% for %}")
     filled = [argument.format(tmp=tmp_path, model=model) for argument in arguments]
-    code, stderr = failed_start(*filled, "--port", "0")
+    code, stderr = main(["serve", *filled, "--port", "0"]), capsys.readouterr().err
     assert code == 2, stderr
     last = stderr.splitlines()[-1]
     assert last.startswith("headrace: ")

@@ -1,5 +1,6 @@
 """The whole server as a process of its own, with the `openai` SDK as its client."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import openai
 import pytest
 
-from tests.e2e.server_process import GGUF, ServerProcess, serving
+from tests.e2e.server_process import GGUF, PATIENCE_S, ServerProcess, serving
 
 HYBRID, GOLDEN_MODEL = "tiny-qwen35moe-Q4_K_M", "tiny-qwen35-hd128-bf16"
 GOLDEN = GGUF.parent / "golden"
@@ -121,12 +122,18 @@ async def test_client_that_leaves_frees_its_seat(server: ServerProcess, client: 
         line = server.wait_for("request")
     assert (line["status"], line["finish"]) == (499, "cancelled")
     assert line["generated_tokens"] < 400
-    async with aiohttp.ClientSession(server.url) as session, session.get("/metrics") as response:
-        assert "headrace_num_requests_running 0.0" in await response.text()
+    async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession(server.url) as session:
+        while "headrace_num_requests_running 0.0" not in await _text(session, "/metrics"):  # the step under way ends first
+            pass
     again = await client.chat.completions.create(**{**body, "max_tokens": 2})
     assert again.usage
     assert again.usage.prompt_tokens_details
     assert again.usage.prompt_tokens_details.cached_tokens == again.usage.prompt_tokens
+
+
+async def _text(session: aiohttp.ClientSession, path: str) -> str:
+    async with session.get(path) as response:
+        return await response.text()
 
 
 async def test_golden_greedy_tokens() -> None:
