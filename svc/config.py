@@ -37,7 +37,7 @@ UNIT_BYTES = {
 
 PositiveSize = Annotated[int, Meta(ge=1)]
 AutoSize = PositiveSize | Literal["auto"]
-Kind = Literal["switch", "size", "integer", "number", "choice", "text"]
+Kind = Literal["switch", "size", "integer", "number", "choice", "text", "list"]
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,6 +58,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None,
         Meta(description="Jinja chat template to use instead of the one in the model file", examples=["/etc/headrace/chat.jinja"]),
     ] = None
+    override_kv: Annotated[
+        tuple[str, ...],
+        Meta(description="metadata of the model file to replace, each KEY=TYPE:VALUE with a type of int, float, bool or str"),
+    ] = ()
 
     host: Annotated[str, Meta(description="address to listen on; 0.0.0.0 for every interface")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="TCP port to listen on; 0 takes a free one")] = 8080
@@ -86,6 +90,32 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     capture_every_tokens: Annotated[
         int, Meta(ge=0, le=2**24, description="generated tokens between two snapshots inside an answer; 0: only at its end")
     ] = 512
+
+    rope_scaling: Annotated[
+        Literal["auto", "none", "linear", "yarn"],
+        Meta(description="how positions are stretched for a longer context; auto: as the model file says"),
+    ] = "auto"
+    rope_scale: Annotated[
+        float, Meta(ge=0, le=4096, description="factor that the context is stretched by; 0: as the model file says")
+    ] = 0.0
+    rope_freq_base: Annotated[
+        float, Meta(ge=0, le=1e12, description="base of the rotary frequencies; 0: as the model file says")
+    ] = 0.0
+    yarn_orig_ctx: Annotated[
+        int, Meta(ge=0, le=2**24, description="tokens the model was trained for before stretching; 0: as the model file says")
+    ] = 0
+    yarn_ext_factor: Annotated[
+        float, Meta(ge=-1, le=16, description="YaRN's mix: 1 keeps fast frequencies, 0 stretches all; -1: as the model file says")
+    ] = -1.0
+    yarn_attn_factor: Annotated[
+        float, Meta(ge=-1, le=16, description="factor on YaRN's correction of magnitudes; -1: as the model file says")
+    ] = -1.0
+    yarn_beta_slow: Annotated[
+        float, Meta(ge=-1, le=4096, description="YaRN: turns below which a frequency is stretched; -1: as the model file says")
+    ] = -1.0
+    yarn_beta_fast: Annotated[
+        float, Meta(ge=-1, le=4096, description="YaRN: turns above which a frequency is kept; -1: as the model file says")
+    ] = -1.0
 
     max_seats: Annotated[int, Meta(ge=1, le=1024, description="sequences computed at once")] = 8
     max_queue: Annotated[int, Meta(ge=0, le=2**20, description="requests that may wait for a seat before new ones get a 429")] = 256
@@ -127,6 +157,8 @@ class Option:
             return ""
         if self.kind == "size":
             return format_size(self.default)
+        if self.kind == "list":
+            return ",".join(self.default)
         if isinstance(self.default, bool):
             return str(self.default).lower()
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
@@ -268,12 +300,20 @@ def _to_type(option: Option, value: object, strict: bool) -> object:
         value = parse_size(value)
     if option.kind == "switch" and isinstance(value, str) and not strict:
         value = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(value.lower(), value)
+    if option.kind == "list" and not strict:
+        texts = value if isinstance(value, list) else [str(value)]
+        value = [item for text in texts for item in _split_list(text)]
     if option.kind == "text" and value == "":
         raise ValueError("empty")
     converted = msgspec.convert(value, option.type, strict=strict)
     if isinstance(converted, float) and not math.isfinite(converted):
         raise ValueError("not finite")
     return converted
+
+
+def _split_list(text: str) -> list[str]:
+    """Several KEY=TYPE:VALUE in one text, with commas between: a comma that no such beginning follows belongs to the value."""
+    return re.split(r",(?=[^,=]+=(?:int|float|bool|str):)", text) if text else []
 
 
 def _options() -> Iterator[Option]:
@@ -298,6 +338,8 @@ def _describe(kind: msgspec.inspect.Type, annotation: Any, is_size: bool) -> tup
             return "size", 'a size such as "4GiB", "512MiB" or a number of bytes' + (', or "auto"' if auto else "")
         case msgspec.inspect.BoolType():
             return "switch", "true or false"
+        case msgspec.inspect.VarTupleType():
+            return "list", 'a list of texts such as ["qwen35.context_length=int:8192"]'
         case msgspec.inspect.LiteralType():
             in_order = get_args(get_args(annotation)[0])  # the inspected type has its values sorted
             return "choice", "one of " + ", ".join(map(str, in_order))

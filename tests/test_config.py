@@ -74,6 +74,22 @@ def test_sizes_from_every_source(tmp_path: Path) -> None:
     assert load(environ={"HEADRACE_KV_BYTES": "1GiB"}, flags={"snapshot_bytes": "auto"}).kv_bytes == 1024**3
 
 
+@pytest.mark.parametrize(
+    ("text", "items"),
+    [
+        ("a=int:1", ("a=int:1",)),
+        ("a=int:1,b.c=str:x", ("a=int:1", "b.c=str:x")),
+        ("a=str:one, two,three=3,b=bool:true", ("a=str:one, two,three=3", "b=bool:true")),
+        ("", ()),
+    ],
+)
+def test_lists_in_text(tmp_path: Path, text: str, items: tuple[str, ...]) -> None:
+    """Several values in one variable or flag stand between commas, which values may have too; in TOML each is a text of its own."""
+    assert load(environ={"HEADRACE_OVERRIDE_KV": text}).override_kv == items
+    assert load(flags={"override_kv": [text, "z=int:2"]}).override_kv == (*items, "z=int:2")
+    assert load(file=write(tmp_path, f"override_kv = {list(items)}")).override_kv == items
+
+
 @pytest.mark.parametrize("word", ["true", "1", "yes", "on", "TRUE", "On"])
 def test_switch_words(word: str) -> None:
     """The usual words for yes switch a variable on; their opposites are refused as nothing else than off."""
@@ -107,6 +123,8 @@ def test_empty_variable_counts_as_not_set() -> None:
         ("model = 7", "model", "text"),
         ('host = ""', "host", "empty"),
         ("[server]\nport = 1", "server", "unknown key"),
+        ('override_kv = "a=int:1"', "override_kv", "a list of texts"),
+        ("override_kv = [1]", "override_kv", "a list of texts"),
         ("prot = 1", "prot", "did you mean port?"),
         ("port = ", "headrace.toml", "TOML"),
     ],

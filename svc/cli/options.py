@@ -7,6 +7,17 @@ from collections.abc import Sequence
 from svc.config import BY_KEY, CONFIG_FILE_VARIABLE, OPTIONS, Config, Option, load_config
 
 MEMORY_KEYS = ("ctx", "kv_type", "page_tokens", "kv_bytes", "snapshot_bytes", "max_seats")
+METADATA_KEYS = (
+    "override_kv",
+    "rope_scaling",
+    "rope_scale",
+    "rope_freq_base",
+    "yarn_orig_ctx",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_slow",
+    "yarn_beta_fast",
+)
 METAVARS = {"size": "SIZE", "integer": "N", "number": "X", "text": "TEXT"}
 
 
@@ -32,10 +43,14 @@ def load(namespace: argparse.Namespace) -> Config:
 
 def _add_flag(parser: argparse.ArgumentParser, option: Option) -> None:
     """A flag that leaves no trace when it is not given, so that file and environment show through."""
-    default = f" (default: {option.default_text})" if option.default is not None else ""
+    default = f" (default: {option.default_text})" if option.default_text else ""
     text = (option.help + default).replace("%", "%%")
     if option.kind == "switch":
         parser.add_argument(option.flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+        return
+    if option.kind == "list":
+        text += "; may be given several times"
+        parser.add_argument(option.flag, metavar="KEY=TYPE:VALUE", action="append", default=argparse.SUPPRESS, help=text)
         return
     metavar = METAVARS.get(option.kind) or "{" + option.expected.removeprefix("one of ").replace(", ", ",") + "}"
     parser.add_argument(option.flag, metavar=metavar, default=argparse.SUPPRESS, help=text)
