@@ -1,0 +1,7 @@
+"""For all tests."""
+
+import os
+
+# Before the first import of numpy. The models here are tiny, and BLAS threads that wait for each other on a busy machine of two cores
+# make the reference five times slower than one thread is.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
