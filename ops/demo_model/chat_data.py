@@ -42,7 +42,8 @@ FIXED = (
     (
         ("Who are you?", "What are you?", "What is your name?", "Introduce yourself.", "Are you a robot?"),
         (
-            "I am headrace-demo, a very small language model. I have read Jane Austen, Moby-Dick and some speeches, and nothing else.",
+            "I am headrace-demo, a very small language model. "
+            "I have read Jane Austen, Moby-Dick and some speeches, and nothing else.",
         ),
     ),
     (
@@ -150,7 +151,7 @@ def _continuations(paragraphs: list[str], rng: random.Random) -> Iterator[Turns]
 
 def _about(paragraphs: list[str], words: list[str], rng: random.Random) -> Iterator[Turns]:
     for paragraph in paragraphs:
-        if not 150 < len(paragraph) or rng.random() > 0.12:
+        if len(paragraph) <= 150 or rng.random() > 0.12:
             continue
         present = [word for word in words if re.search(rf"\b{word}\b", paragraph[:200])]
         if present and rng.random() < 0.8:

@@ -5,9 +5,8 @@ import random
 from pathlib import Path
 
 import numpy as np
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-
 from chat_data import dialogues
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCAB_SIZE = 4096
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -65,9 +64,8 @@ def _save(path: Path, tokenizer: Tokenizer, texts: list[str]) -> None:
     ids = [i for encoding in tokenizer.encode_batch(texts) for i in (*encoding.ids, end)]
     np.save(path, np.array(ids, np.uint16))
     size = sum(len(text.encode()) for text in texts)
-    print(
-        f"{path.parent.name}/{path.name}: {len(texts)} texts, {size / 1e6:.2f} MB, {len(ids):,} tokens, {size / len(ids):.2f} bytes each"
-    )
+    sizes = f"{len(texts)} texts, {size / 1e6:.2f} MB, {len(ids):,} tokens"
+    print(f"{path.parent.name}/{path.name}: {sizes}, {size / len(ids):.2f} bytes each")
 
 
 class Batches:

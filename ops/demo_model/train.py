@@ -18,13 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.multiprocessing as mp
-
 from data import Batches
 from model import Config, Model
 
 SHARES = {"prose": 0.45, "chat": 0.35, "speeches": 0.20}
 WORKERS = 2
-WARMUP_S = 120.0
+WARMUP_S = 60.0
 MTP_WEIGHT, MTP_SHARE = 0.2, 0.25
 MATRIX_RATE, OTHER_RATE = 0.02, 3e-3
 LONG_AT = 0.9  # the last tenth of the time is spent on long sequences
@@ -44,7 +43,7 @@ class Shape:
         return self.pieces * self.rows * self.length
 
 
-SHORT, LONG = Shape(4, 2, 512), Shape(2, 1, 4096)
+SHORT, LONG = Shape(2, 2, 512), Shape(2, 1, 4096)  # small steps: the budget is a few million tokens
 
 
 def train(cache: Path, seconds: float, seed: int = 0, resume: bool = True) -> None:
