@@ -12,6 +12,7 @@ import pytest
 
 from tests.scenarios.server import MESSAGE_OPENER, ROOT, Message, Reply, Server, common_prefix, message, message_starts
 
+HEADER_TOKENS = 3  # opener, role, newline
 Ratio = Callable[[Reply, int], None]
 THINKING_TEMPLATE = ROOT / "tests" / "data" / "text" / "strict-chat-template.jinja"
 WORDS = [
@@ -195,7 +196,7 @@ async def test_09_nothing_of_one_conversation_in_another() -> None:
             await server.chat([message("user", f"filler {words(200, seed)}")], 4)
         reply = await server.chat(curious, 30)
     control = await cold(*flags, messages=curious, max_tokens=30)
-    assert reply.cached == 0
+    assert reply.cached <= HEADER_TOKENS  # what any two conversations share
     assert reply.bits == control.bits
 
 
