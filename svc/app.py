@@ -18,10 +18,12 @@ import numpy as np
 
 from svc.compute.backend import Piece, Sample, StepBatch
 from svc.compute.model_config import ModelConfig
+from svc.compute.opening import OpenedModel, open_configured
 from svc.compute.ops import Ops
-from svc.compute.runner import ModelRunner, load_model, open_model
+from svc.compute.runner import ModelRunner, load_model
 from svc.compute.sampling.params import SamplingParams
 from svc.compute.weights.gguf_file import GgufFile
+from svc.compute.weights.parts import stem
 from svc.compute.worker import ComputeWorker
 from svc.config import Config, inapplicable, service_manager
 from svc.errors import BackendUnavailableError, ConfigError, ModelFileError
@@ -167,9 +169,8 @@ def _announce(logger: Logger, notifier: Notifier, url: str, loaded: Loaded, conf
 
 def load(config: Config, logger: Logger, progress: Progress) -> Loaded:
     """Everything that takes long. HeadraceError naming the culprit; what `progress` raises ends the load."""
-    assert config.model is not None, "the command line asks for a model"
-    file = GgufFile.open(config.model)
-    model_config, source = open_model(file)
+    opened = open_configured(config)
+    file, model_config, context_tokens = opened.file, opened.config, opened.context_tokens
     tokenizer = Tokenizer.from_metadata(file.metadata)
     if tokenizer.num_tokens > model_config.vocab_size:
         raise ModelFileError(
@@ -177,10 +178,9 @@ def load(config: Config, logger: Logger, progress: Progress) -> Loaded:
         )
     template = chat_template(config, file, tokenizer)
     ops = choose_ops(config, logger)
-    context_tokens = config.ctx or model_config.context_length
     plan = memory_plan(config, model_config, file.file_bytes, context_tokens)
-    _warn(config, model_config, ops.name, plan, context_tokens, template, logger)
-    model = load_model(source, model_config, ops, progress)
+    _warn(config, opened, ops.name, plan, template, logger)
+    model = load_model(opened.source, model_config, ops, progress)
     runner = ModelRunner(model, ops, plan, config.max_step_tokens)
     return Loaded(file, model_config, context_tokens, runner, tokenizer, template)
 
@@ -233,24 +233,23 @@ def chat_template(config: Config, file: GgufFile, tokenizer: Tokenizer) -> ChatT
 
 
 def model_name(config: Config) -> str:
-    return config.model_name or Path(config.model or "").stem
+    return config.model_name or stem(Path(config.model or ""))
 
 
 def _warn(
     config: Config,
-    model: ModelConfig,
+    opened: OpenedModel,
     device: str,
     plan: MemoryPlan,
-    context_tokens: int,
     template: ChatTemplate | None,
     logger: Logger,
 ) -> None:
     """What works otherwise than the operator may think, once each."""
-    for sentence in inapplicable(config, model, device):
+    for event, reason in opened.remarks:
+        logger.warning(event, reason=reason)
+    for sentence in inapplicable(config, opened.config, device):
         logger.warning("option_without_effect", reason=sentence)
-    if context_tokens > model.context_length:
-        reason = f"ctx is {context_tokens}, but the model was trained to {model.context_length} tokens: beyond, answers get worse"
-        logger.warning("beyond_training", reason=reason)
+    context_tokens = opened.context_tokens
     if plan.layout.num_attention_layers and plan.kv_tokens < context_tokens + plan.layout.page_tokens:
         reason = f"kv_bytes holds {plan.kv_tokens} tokens, fewer than one sequence of {context_tokens}: prompts are bounded by that"
         logger.warning("small_kv", reason=reason)

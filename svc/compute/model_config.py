@@ -8,6 +8,8 @@ from svc.compute.weights.gguf_file import GgufFile
 from svc.errors import ModelFileError
 from svc.memory.layout import MemoryLayout
 
+# Tensors of a multimodal model that text does not need.
+OTHER_SENSES = ("v.", "mm.", "a.")
 DEFAULT_ATTENTION_INTERVAL = 4  # of hybrid files that give neither `recurrent_layers` nor an interval
 
 
@@ -183,7 +185,7 @@ class _Reader:
     def _refuse_unservable(self) -> None:
         names = self._file.tensors
         for name in names:
-            if name.endswith((".scale", ".input_scale")):
+            if name.endswith((".scale", ".input_scale")) and not name.startswith(OTHER_SENSES):
                 raise ModelFileError(f"{self._file.path}: the tensor {name} is a separate scale, which is not supported")
         if "blk.0.attn_norm.weight" not in names and any(".nextn." in name for name in names):
             raise ModelFileError(

@@ -18,17 +18,33 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen35moe": qwen35moe.ARCHITECTURE,
     "qwen3": qwen3.ARCHITECTURE,
     "qwen3moe": qwen3moe.ARCHITECTURE,
+    # The text part of Qwen3-VL: the three components of a position are equal for text, which makes the rotation the plain one, and
+    # what image tokens add to the first layers is not there.
+    "qwen3vl": qwen3.ARCHITECTURE,
+    "qwen3vlmoe": qwen3moe.ARCHITECTURE,
 }
 
 
 def read_config(file: GgufFile) -> ModelConfig:
     """ModelFileError for an architecture that is not in the table, and for missing or impossible numbers."""
+    _refuse_other_files(file)
     architecture = ARCHITECTURES.get(file.architecture)
     if architecture is None:
         raise ModelFileError(
             f"{file.path}: the architecture {file.architecture!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
     return ModelConfig.read(file, architecture.traits)
+
+
+def _refuse_other_files(file: GgufFile) -> None:
+    """GGUF files that go with a model and are none. `general.type` is missing in older files."""
+    kind = file.get_str("general.type", "model")
+    if file.architecture == "clip" or kind == "mmproj":
+        raise ModelFileError(
+            f"{file.path}: this is the part of a model that sees or hears (mmproj), which is not supported; give the model file"
+        )
+    if kind != "model":
+        raise ModelFileError(f"{file.path}: this is a file of the type {kind!r}, not a model")
 
 
 def load_model(source: WeightSource, config: ModelConfig, ops: Ops, progress: Progress | None = None) -> Model:

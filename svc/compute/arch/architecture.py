@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from svc.compute.arch.model import Ffn, Mixer, Model
 from svc.compute.layers.loading import WeightLoader
 from svc.compute.layers.rope import RopeTable
-from svc.compute.model_config import ModelConfig, Traits
-
-# Parts of a multimodal model that text does not need.
-IGNORED_PREFIXES = ("v.", "mm.", "a.")
+from svc.compute.model_config import OTHER_SENSES, ModelConfig, Traits
 
 LoadLayer = Callable[[WeightLoader, ModelConfig, int], tuple[Mixer, Ffn]]
 
@@ -45,5 +42,5 @@ def assemble(loader: WeightLoader, config: ModelConfig, load_layer: LoadLayer) -
 def unexpected_tensors(loader: WeightLoader, config: ModelConfig) -> tuple[str, ...]:
     """Tensors that nobody took, without the MTP layers (behind the trunk) and what only images or sound need."""
     mtp_layers = range(config.num_layers, config.num_layers + config.num_mtp_layers)
-    ignored = (*IGNORED_PREFIXES, *(f"blk.{layer}." for layer in mtp_layers))
+    ignored = (*OTHER_SENSES, *(f"blk.{layer}." for layer in mtp_layers))
     return tuple(name for name in loader.source.unused() if not name.startswith(ignored))
