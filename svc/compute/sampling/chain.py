@@ -1,8 +1,8 @@
 """From one row of logits to one token.
 
-The steps, in this order: banned tokens out, temperature, top-k, top-p, min-p, then one draw. (The temperature comes first, as
-OpenAI's and vLLM's users expect: top-p and min-p see the distribution that is drawn from.) Everything is float64 and looks at one
-row only, so the outcome cannot depend on the other rows of a batch.
+The steps, in this order: banned tokens out, temperature, top-k, top-p, min-p, then one draw. (The temperature comes before top-p
+and min-p, as OpenAI's and vLLM's users expect: these see the distribution that is drawn from.) Everything is float64 and looks at
+one row only, so the outcome cannot depend on the other rows of a batch.
 
 The draw inverts the cumulative distribution over the kept tokens in the order of their ids. The order of their probabilities would
 do as well, but there two nearly equal logits that change places under a last-bit difference change the token; here they do not.
@@ -15,7 +15,9 @@ from svc.compute.backend import Sampled
 from svc.compute.sampling.params import SamplingParams
 from svc.compute.sampling.randomness import uniform
 
-FIRST_HEAD = 512  # top-p: how many of the best tokens to sort at first; enough for nearly every real distribution
+# top-p's histogram over how far a scaled logit is below the best one: 128 units deep, e^-128 of the best being nothing.
+BINS_PER_UNIT = 8
+NUM_BINS = 1024
 
 Ids = NDArray[np.intp]
 Float64 = NDArray[np.float64]
@@ -44,15 +46,15 @@ def sample(logits: NDArray[np.float32], params: SamplingParams, banned: tuple[in
 
 def draw(logits: NDArray[np.float32], params: SamplingParams, u: float) -> int:
     """The token at `u` in [0, 1) of the filtered distribution. A logit of -inf has no chance."""
+    ids: Ids | None = None  # None: all of them
+    if 0 < params.top_k < len(logits):  # the temperature does not change which these are, so the rest need not be looked at again
+        ids = np.sort(best(logits, params.top_k))
+        logits = logits[ids]
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
         scaled = (logits.astype(np.float64) - float(np.max(logits))) / params.temperature
     weights = np.exp(scaled)  # the largest is 1
-    ids: Ids | None = None  # None: all of them
-    if 0 < params.top_k < len(weights):
-        ids = np.sort(best(weights, params.top_k))
-        weights = weights[ids]
     if params.top_p < 1:
-        kept = np.sort(nucleus(weights, params.top_p))
+        kept = nucleus(scaled, weights, params.top_p)
         ids = kept if ids is None else ids[kept]
         weights = weights[kept]
     if params.min_p > 0:
@@ -75,18 +77,23 @@ def best(values: NDArray[np.floating], count: int) -> Ids:
     return candidates[np.argsort(-values[candidates], kind="stable")][:count]
 
 
-def nucleus(weights: Float64, top_p: float) -> Ids:
-    """The fewest best tokens whose weights sum to at least `top_p` of the total; always at least one. Best first."""
-    target = top_p * weights.sum()
-    count = FIRST_HEAD
-    while True:
-        order = best(weights, count)
-        reached = int(np.searchsorted(np.cumsum(weights[order]), target, side="left"))
-        if reached < len(order):
-            return order[: reached + 1]
-        if count >= len(weights):
-            return order  # rounding kept the sum below the target
-        count *= 16
+def nucleus(scaled: Float64, weights: Float64, top_p: float) -> Ids:
+    """The fewest best tokens whose weights sum to at least `top_p` of the total; always at least one. In the order of their ids.
+
+    `scaled` [n] are the logits below the best one, at most 0, and `weights` their exponentials. Sorting a large vocabulary takes
+    ten times as long as finding the bin in which the sum is reached, so only that bin is sorted.
+    """
+    bins = (np.minimum(-scaled, (NUM_BINS - 1) / BINS_PER_UNIT) * BINS_PER_UNIT).astype(np.intp)
+    reached = np.cumsum(np.bincount(bins, weights, NUM_BINS))
+    target = top_p * reached[-1]
+    edge = min(int(np.searchsorted(reached, target)), NUM_BINS - 1)
+    inside = np.flatnonzero(bins == edge)
+    inside = inside[np.argsort(-scaled[inside], kind="stable")]
+    before = reached[edge - 1] if edge else 0.0
+    count = int(np.searchsorted(before + np.cumsum(weights[inside]), target)) + 1
+    kept = bins < edge
+    kept[inside[:count]] = True
+    return np.flatnonzero(kept)
 
 
 def with_logprobs(token: int, logits: NDArray[np.float32], num_top: int) -> Sampled:

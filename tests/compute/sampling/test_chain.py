@@ -95,13 +95,20 @@ def test_filters_combine() -> None:
 
 
 def test_a_tiny_temperature_is_greedy() -> None:
+    """Without an overflow on the way, with any filter."""
     row = np.array([0.0, 1.0, 0.999])
-    assert support(row, SamplingParams(temperature=1e-300), draws=50) == {1}
+    with np.errstate(all="raise", under="ignore"):
+        for params in (SamplingParams(1e-300), SamplingParams(1e-300, top_p=0.5), SamplingParams(1e-300, top_k=2, min_p=0.5)):
+            assert support(row, params, draws=50) == {1}
 
 
-def test_banned_tokens_never_come() -> None:
-    row = np.zeros(5)
-    tokens = {choose(row, SamplingParams(), position=position, banned=(0, 4)).token for position in range(300)}
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), SamplingParams(top_k=4), SamplingParams(top_p=0.999), SamplingParams(min_p=0.1)]
+)
+def test_banned_tokens_never_come(params: SamplingParams) -> None:
+    """Not even where a filter would have room for them."""
+    row = np.array([9.0, 0.0, 0.0, 0.0, 9.0])
+    tokens = {choose(row, params, position=position, banned=(0, 4)).token for position in range(300)}
     assert tokens == {1, 2, 3}
 
 
