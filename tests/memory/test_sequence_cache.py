@@ -517,6 +517,32 @@ def test_worthless_capture_is_skipped(device: Device) -> None:
     cache.check()
 
 
+def test_neighbouring_captures_of_one_prompt_count_once(device: Device) -> None:
+    """A capture is weighed against the lease's own captures before it too: one token more is not worth 8 of another text."""
+    cache = SequenceCache(small_plan(pages=32, rows=2, cells=2))
+    converse(cache, device, text(1, 8))
+    converse(cache, device, text(2, 8))
+    run = Run(cache, device, text(3, 40))
+    assert run.write(40, captures=[39, 40])
+    run.close()
+    assert cache.match(text(3, 40), 0.0).position == 39
+    assert sorted(cache.match(text(number, 8), 0.0).position for number in (1, 2)) == [0, 8]
+    cache.check()
+
+
+def test_claims_of_live_sequences_go_last(cache: SequenceCache, device: Device) -> None:
+    """For pages an idle text goes, even if worth more, before one whose pages a live sequence holds anyway."""
+    live = Run(cache, device, text(1, 12), now=0.0)
+    assert live.write(12, captures=[12], now=0.0)
+    converse(cache, device, text(2, 40), now=1000.0)
+    newcomer = Run(cache, device, text(3, 80), now=1001.0)
+    assert newcomer.write(80, now=1001.0)
+    assert cache.match(text(1, 12), 1001.0).position == 12
+    assert cache.match(text(2, 40), 1001.0).position == 0
+    live.close()
+    newcomer.close()
+
+
 def test_budget_is_never_exceeded() -> None:
     """Every page, row and cell number handed out lies within the plan, under constant pressure on all three."""
     plan = small_plan(pages=12, rows=2, cells=3)

@@ -1,0 +1,114 @@
+"""Edges, claims and snapshots of the tree, on pages handed out by hand."""
+
+import numpy as np
+import pytest
+
+from svc.memory.page_pool import PagePool
+from svc.memory.prefix_tree import PrefixTree, TokenArray, token_array
+from svc.memory.snapshot_ring import SnapshotRing
+
+
+class Planted:
+    """A tree of 4-row pages whose texts are inserted from pages that nobody holds any more afterwards."""
+
+    def __init__(self, *, hybrid: bool = True, num_pages: int = 1000, num_cells: int = 300) -> None:
+        self.pool = PagePool(num_pages, 4)
+        self.ring = SnapshotRing(num_cells)
+        self.tree = PrefixTree(self.pool, self.ring, hybrid=hybrid)
+
+    def plant(self, tokens: list[int], now: float = 0.0) -> tuple[list[int], int]:
+        """Makes a text known with a snapshot at its end; returns the pages offered for it, and the cell."""
+        pages = [self.pool.allocate(writer=1) for _ in range(self.pool.pages_for(len(tokens)))]
+        ref = self.ring.reserve(len(tokens))
+        assert ref is not None
+        self.ring.mark_written(ref)
+        self.tree.attach(self.tree.insert(token_array(tokens), pages, now), ref.cell, now)
+        self.ring.mark_published(ref)
+        self.pool.release(pages)
+        return pages, ref.cell
+
+    def pages(self, tokens: list[int]) -> list[int]:
+        return self.tree.walk(token_array(tokens)).pages(len(tokens), 4)
+
+    def check(self) -> None:
+        claims, cells = self.tree.check()
+        self.pool.check([], claims)
+        self.ring.check(cells, {})
+
+
+def test_deepest_node_provides_a_page() -> None:
+    """Two branches part in mid-page: each reads that tile from its own page, and the common part keeps one of them."""
+    planted = Planted()
+    one, _ = planted.plant([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    two, _ = planted.plant([1, 2, 3, 4, 5, 6, 70, 80, 90])
+    assert planted.pages([1, 2, 3, 4, 5, 6, 7, 8, 9]) == one
+    assert planted.pages([1, 2, 3, 4, 5, 6, 70, 80, 90]) == [one[0], two[1], two[2]]
+    assert planted.pages([1, 2, 3, 4, 5, 6]) == one[:2]
+    assert planted.pool.num_free == 1000 - 5  # two[0] was not needed
+    planted.check()
+
+
+def test_common_part_survives_either_branch() -> None:
+    """When one branch goes, the other keeps all its pages, and the tile they shared belongs to it alone."""
+    planted = Planted()
+    _, first_cell = planted.plant([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    two, _ = planted.plant([1, 2, 3, 4, 5, 6, 70, 80, 90])
+    before = planted.pages([1, 2, 3, 4, 5, 6, 70, 80, 90])
+    planted.ring.give_up(planted.ring.ref(planted.tree.detach(planted.tree.node_of_cell(first_cell))))
+    assert planted.pages([1, 2, 3, 4, 5, 6, 70, 80, 90]) == before
+    assert planted.pages([1, 2, 3, 4, 5, 6]) == [before[0], two[1]]
+    assert planted.pool.num_free == 1000 - 3
+    assert sum(1 for _ in planted.tree.nodes()) == 1
+    planted.check()
+
+
+def test_snapshot_in_mid_edge_claims_nothing_new() -> None:
+    """A snapshot at a known position only cuts the edge there; dropping it makes the edge whole again."""
+    planted = Planted()
+    pages, _ = planted.plant(list(range(11)))
+    _, cell = planted.plant(list(range(6)))
+    assert planted.pages(list(range(11))) == pages
+    assert [node.end for node in planted.tree.walk(token_array(range(11))).path] == [6, 11]
+    planted.check()
+    planted.ring.give_up(planted.ring.ref(planted.tree.detach(planted.tree.node_of_cell(cell))))
+    assert [node.end for node in planted.tree.walk(token_array(range(11))).path] == [11]
+    planted.check()
+
+
+def test_shallower_snapshot() -> None:
+    """The fallback of a snapshot is the next one above it, across nodes that have none."""
+    planted = Planted()
+    _, top = planted.plant([1, 2, 3])
+    _, left = planted.plant([1, 2, 3, 4, 5, 6, 7])
+    _, right = planted.plant([1, 2, 3, 4, 5, 60, 70])
+    shallower = [planted.tree.shallower_snapshot(planted.tree.node_of_cell(cell)) for cell in (top, left, right)]
+    assert shallower == [0, 3, 3]
+
+
+@pytest.mark.parametrize("length", [0, 1, 4, 7, 12, 13])
+def test_walk_counts_common_tokens(length: int) -> None:
+    """`matched` is the exact common prefix, whether it ends in an edge, at its end or beyond what is known."""
+    planted = Planted()
+    planted.plant(list(range(12)))
+    tokens: TokenArray = np.array([*range(length), 99], np.int32)
+    assert planted.tree.walk(tokens).matched == min(length, 12)
+
+
+def test_token_array_takes_arrays_as_they_are() -> None:
+    """An int32 array is not copied; other sequences are converted, up to the end asked for."""
+    array = np.arange(5, dtype=np.int32)
+    assert np.shares_memory(token_array(array, 3), array)
+    assert token_array((7, 8, 9), 2).tolist() == [7, 8]
+    assert token_array([7, 8, 9]).dtype == np.int32
+
+
+def test_hand_over_leaves_moves_on() -> None:
+    """Sweeps over many leaves look at other leaves each time, and each finds the oldest of its part."""
+    planted = Planted()
+    for number in range(192):
+        planted.plant([number, 1, 2], now=float(number % 64))
+    found = [planted.tree.find_cheap_leaf(1000.0, idle_only=True) for _ in range(3)]
+    assert [looked for _, looked in found] == [64, 64, 64]
+    leaves = [leaf for leaf, _ in found if leaf is not None]
+    assert [leaf.last_use for leaf in leaves] == [0.0, 0.0, 0.0]
+    assert len({id(leaf) for leaf in leaves}) == 3
