@@ -15,7 +15,11 @@
 #include <string.h>
 
 #define LANES 16
+#if defined(HEADRACE_PLAIN) /* no vector registers to keep values in: inlining everything only makes the build slow */
+#define ALWAYS_INLINE static inline
+#else
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
+#endif
 #define ROUND_LANES(n) (((size_t)(n) + LANES - 1) / LANES * LANES)
 
 ALWAYS_INLINE float bits_to_float(uint32_t bits) {

@@ -1,0 +1,97 @@
+"""A token's bits do not depend on what it is computed with: batch, order, cuts, captures, threads, level of the instruction set.
+
+The expected bits are those of plain C on one thread, each text alone and whole; kernels/ holds that to float64.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from svc.compute.cpu import CpuOps
+from tests.compute.cpu.bench import Outcome, Step, run
+from tests.compute.cpu.conftest import MakeOps
+
+KINDS = ["delta", "attention", "dense", "moe"]
+LENGTHS = [1, 70, 17, 34]
+CAPTURES = [(1, 1), (1, 37), (1, 70), (3, 2), (2, 17), (3, 33)]
+
+
+def alone(lengths: Sequence[int]) -> list[Step]:
+    return [[(number, length)] for number, length in enumerate(lengths)]
+
+
+def token_by_token(lengths: Sequence[int]) -> list[Step]:
+    """All texts that are not at their end, one token each, in falling order."""
+    return [[(t, 1) for t in reversed(range(len(lengths))) if position < lengths[t]] for position in range(max(lengths))]
+
+
+SCHEDULES: dict[str, list[Step]] = {
+    "alone": alone(LENGTHS),
+    "token by token": token_by_token(LENGTHS),
+    "together": [[(2, 17), (0, 1), (3, 34), (1, 70)]],
+    "decode beside prefill": [[(1, 5)], [(1, 1), (3, 33), (0, 1)], [(1, 2), (3, 1), (2, 16)], [(2, 1), (1, 62)]],
+}
+
+
+def assert_same_bits(got: list[Outcome], expected: list[Outcome], what: str) -> None:
+    for number, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
+        for name in ("hidden", "row", "pages", "cells"):
+            a, b = getattr(ours, name), getattr(theirs, name)
+            assert a.tobytes() == b.tobytes(), f"{what}: {name} of text {number} differs in {np.sum(a != b)} of {a.size} places"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_same_bits_on_every_level_thread_count_and_schedule(make_ops: MakeOps, level: str, threads: int, kind: str) -> None:
+    expected = run(make_ops(1, "base"), kind, LENGTHS, alone(LENGTHS), CAPTURES)
+    assert all(np.isfinite(outcome.hidden).all() for outcome in expected)
+    ops = make_ops(threads, level)
+    for name, steps in SCHEDULES.items():
+        assert_same_bits(run(ops, kind, LENGTHS, steps, CAPTURES), expected, name)
+
+
+@pytest.fixture(scope="module")
+def best() -> CpuOps:
+    return CpuOps(3, poison=True)
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> tuple[list[int], list[Step]]:
+    """Up to four texts in random cuts, random company and random order."""
+    lengths = draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
+    left, steps = list(lengths), []
+    while any(left):
+        waiting = draw(st.permutations([t for t, n in enumerate(left) if n]))
+        step = [(t, draw(st.integers(1, left[t]))) for t in waiting[: draw(st.integers(1, len(waiting)))]]
+        for t, n in step:
+            left[t] -= n
+        steps.append(step)
+    return lengths, steps
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_same_bits_in_random_schedules(best: CpuOps, kind: str, data: st.DataObject) -> None:
+    lengths, steps = data.draw(schedules())
+    captures = [(t, data.draw(st.integers(1, n))) for t, n in enumerate(lengths)]
+    assert_same_bits(run(best, kind, lengths, steps, captures), run(best, kind, lengths, alone(lengths), captures), str(steps))
+
+
+def test_attention_over_several_segments(make_ops: MakeOps, level: str) -> None:
+    """Longer than a segment of 512 positions: segments as separate tasks (one token, many threads) or in one (a long piece)."""
+    length = 700
+    expected = run(make_ops(1, level), "attention", [length], [[(0, length)]])
+    for threads in (1, 4):
+        ops = make_ops(threads, level)
+        cut = run(ops, "attention", [length], [[(0, 511)], [(0, 1)], [(0, 1)], [(0, 2)], [(0, 180)], *[[(0, 1)]] * 5])
+        assert_same_bits(cut, expected, f"{threads} threads")
+
+
+def test_several_segments_on_every_level(make_ops: MakeOps, level: str) -> None:
+    steps: list[Step] = [[(0, 530)], [(0, 1)]]
+    expected = run(make_ops(1, "base"), "attention", [531], steps)
+    assert_same_bits(run(make_ops(2, level), "attention", [531], steps), expected, level)
