@@ -79,7 +79,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = "auto"
     threads: Annotated[int, Meta(ge=0, le=1024, description="threads that compute; 0: all cores")] = 0
     ctx: Annotated[
-        int, Meta(ge=0, le=2**24, description="longest sequence in tokens, prompt and answer together; 0: as the model was trained")
+        int, Meta(ge=0, le=2**24, description="longest sequence in tokens, prompt and answer together; 0: what the model is made for")
     ] = 0
     kv_type: Annotated[Literal["f16", "f32"], Meta(description="number format of keys and values in the KV pages")] = "f16"
     page_tokens: Annotated[Literal[16, 32, 48, 64], Meta(description="tokens in one KV page")] = 32

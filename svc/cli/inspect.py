@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from svc.cli.options import MEMORY_KEYS, add_options, load
+from svc.cli.options import MEMORY_KEYS, METADATA_KEYS, add_options, load
 from svc.compute.model_config import ModelConfig
-from svc.compute.runner import open_model
+from svc.compute.opening import open_configured
 from svc.compute.weights.gguf_file import GgufFile
 from svc.config import Config
 from svc.errors import ConfigError
@@ -23,6 +23,7 @@ class FileReport(msgspec.Struct, frozen=True):
     """The file as such. `quant_types` maps a type's name to its share of the tensors' bytes, largest first."""
 
     path: str
+    num_files: int
     size_bytes: int
     gguf_version: int
     num_tensors: int
@@ -55,6 +56,9 @@ class ModelReport(msgspec.Struct, frozen=True):
     vocab_size: int
     pre_tokenizer: str | None
     trained_context_tokens: int
+    rope_scaling: str  # "none", "linear" or "yarn"
+    rope_scale: float
+    full_context_tokens: int  # what the rope scaling stretches the trained context to
 
 
 class MemoryReport(msgspec.Struct, frozen=True):
@@ -79,6 +83,7 @@ class Report(msgspec.Struct, frozen=True):
     file: FileReport
     model: ModelReport
     memory: MemoryReport
+    remarks: list[str]  # what the server would warn about
 
 
 def add_command(commands: Any) -> None:
@@ -89,7 +94,7 @@ def add_command(commands: Any) -> None:
         description="Say what a GGUF file is, what one token and one snapshot cost, and what the memory budgets hold.",
         allow_abbrev=False,
     )
-    add_options(parser, MEMORY_KEYS)
+    add_options(parser, MEMORY_KEYS + METADATA_KEYS)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -98,20 +103,19 @@ def run(namespace: argparse.Namespace) -> int:
     config = load(namespace)
     if config.model is None:
         raise ConfigError("no model given: name a GGUF file (headrace inspect MODEL.gguf)")
-    report = inspect_model(config.model, config, available_memory_bytes())
+    report = inspect_model(config, available_memory_bytes())
     print(msgspec.json.format(msgspec.json.encode(report)).decode() if namespace.json else render(report))
     return 0
 
 
-def inspect_model(path: str, config: Config, available_bytes: int) -> Report:
+def inspect_model(config: Config, available_bytes: int) -> Report:
     """Reads the file's header; no weight is touched. `available_bytes` is what an automatic budget is a share of.
 
-    Raises ModelFileError and MemoryBudgetError.
+    Raises ModelFileError, ConfigError and MemoryBudgetError.
     """
-    file = GgufFile.open(path)
-    model, _ = open_model(file)
+    opened = open_configured(config)
+    file, model, context_tokens = opened.file, opened.config, opened.context_tokens
     layout = model.memory_layout(config.page_tokens, config.kv_type)
-    context_tokens = config.ctx or model.context_length
     kv_bytes, snapshot_bytes = resolve_budgets(
         layout,
         kv_bytes=None if config.kv_bytes == "auto" else config.kv_bytes,
@@ -123,7 +127,8 @@ def inspect_model(path: str, config: Config, available_bytes: int) -> Report:
     plan = plan_memory(
         layout, kv_bytes=kv_bytes, snapshot_bytes=snapshot_bytes, num_rows=config.max_seats, context_tokens=context_tokens
     )
-    return Report(_file_report(file), _model_report(model, file), _memory_report(plan, context_tokens))
+    remarks = [remark.reason for remark in opened.remarks]
+    return Report(_file_report(file), _model_report(model, file), _memory_report(plan, context_tokens), remarks)
 
 
 def _file_report(file: GgufFile) -> FileReport:
@@ -133,6 +138,7 @@ def _file_report(file: GgufFile) -> FileReport:
     total = sum(sizes.values())
     return FileReport(
         path=str(file.path),
+        num_files=len(file.paths),
         size_bytes=file.file_bytes,
         gguf_version=file.version,
         num_tensors=len(file.tensors),
@@ -165,6 +171,9 @@ def _model_report(model: ModelConfig, file: GgufFile) -> ModelReport:
         vocab_size=model.vocab_size,
         pre_tokenizer=file.get_str("tokenizer.ggml.pre", None),
         trained_context_tokens=model.context_length,
+        rope_scaling=model.rope_scaling.kind if model.rope_scaling else "none",
+        rope_scale=model.rope_scaling.factor if model.rope_scaling else 1.0,
+        full_context_tokens=model.full_context,
     )
 
 
@@ -191,9 +200,10 @@ def _memory_report(plan: MemoryPlan, context_tokens: int) -> MemoryReport:
 def render(report: Report) -> str:
     """The report for a person: aligned lines, no colour."""
     file, memory = report.file, report.memory
+    parts = f" in {file.num_files} files" if file.num_files > 1 else ""
     shares = ", ".join(f"{kind} {_percent(share)}" for kind, share in file.quant_types.items())
     rows = [
-        ("file", f"{file.path}: {_bytes(file.size_bytes)}, GGUF {file.gguf_version}, {file.num_tensors} tensors"),
+        ("file", f"{file.path}: {_bytes(file.size_bytes)}{parts}, GGUF {file.gguf_version}, {file.num_tensors} tensors"),
         ("weights", f"{_count(file.num_parameters)} parameters: {shares} of the bytes"),
         *_model_rows(report.model),
         ("chat template", "yes" if file.has_chat_template else "none in the file (give --chat-template-file)"),
@@ -206,6 +216,7 @@ def render(report: Report) -> str:
     ]
     if memory.kv_tokens < memory.context_tokens:
         rows.append(("note", f"the KV pages hold less than one sequence of {memory.context_tokens} tokens"))
+    rows += [("note", remark) for remark in report.remarks]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows)
 
@@ -217,6 +228,8 @@ def _model_rows(model: ModelReport) -> list[tuple[str, str]]:
     experts = f"{model.num_experts} experts of {model.expert_size}, {model.num_experts_used} used"
     shared = f", a shared one of {model.shared_expert_size}" if model.shared_expert_size else ""
     context = f"trained to {model.trained_context_tokens} tokens"
+    if model.rope_scaling != "none":
+        context += f", stretched to {model.full_context_tokens} ({model.rope_scaling}, factor {model.rope_scale:g})"
     return [
         ("model", f"{model.name} ({model.architecture}), hidden size {model.hidden_size}"),
         ("layers", layers + (f", and {model.num_mtp_layers} for multi-token prediction" if model.num_mtp_layers else "")),
