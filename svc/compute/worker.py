@@ -32,14 +32,14 @@ class ComputeWorker:
         self._step = asyncio.get_running_loop().run_in_executor(self._executor, self.backend.run, batch)
         # A step whose awaiter was cancelled may fail with nobody asking: that is for settle(), not for the loop's log.
         self._step.add_done_callback(_retrieve)
-        return await asyncio.shield(self._step)
+        return await _result(self._step)
 
     async def settle(self) -> StepResult | None:
         """Waits for the last step submitted -> its result (again, if it was given before), or None when there was none.
 
         Raises what the step raised.
         """
-        return None if self._step is None else await asyncio.shield(self._step)
+        return None if self._step is None else await _result(self._step)
 
     async def close(self) -> None:
         """Lets the steps under way complete, closes the backend on its own thread and ends the thread. Again: does nothing."""
@@ -48,6 +48,12 @@ class ComputeWorker:
         self._closed = True
         await asyncio.get_running_loop().run_in_executor(self._executor, self.backend.close)
         self._executor.shutdown()
+
+
+async def _result(step: "asyncio.Future[StepResult]") -> StepResult:
+    """`asyncio.wait` and not `await step`: cancelling the wait leaves the step alone, even one still in line for the thread."""
+    await asyncio.wait([step])
+    return step.result()
 
 
 def _retrieve(step: "asyncio.Future[StepResult]") -> None:

@@ -50,6 +50,11 @@ def test_counters_do_not_stand_in_for_each_other() -> None:
     assert len(grid) == 30**3
 
 
+def test_zeros_are_counters_like_any_other() -> None:
+    """The first token of an unseeded request draws no special number."""
+    assert 0.001 < uniform(0, 0, 0) < 0.999
+
+
 def test_any_integer_is_a_seed() -> None:
     """Negative and huge seeds count modulo 2^64."""
     assert uniform(-1, 0, 0) == uniform((1 << 64) - 1, 0, 0)
