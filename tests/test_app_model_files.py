@@ -1,0 +1,67 @@
+"""What app.py makes of a model file that the settings change, or that comes in parts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from structlog.testing import LogCapture
+
+from svc import app
+from svc.compute.weights.gguf_file import GgufFile
+from svc.compute.weights.writer import write_gguf
+from svc.config import Config
+
+MODEL = Path(__file__).parent / "data" / "gguf" / "tiny-qwen3next-Q4_K_M.gguf"
+
+
+@pytest.fixture
+def captured() -> LogCapture:
+    return LogCapture()
+
+
+@pytest.fixture
+def logger(captured: LogCapture) -> Any:
+    return structlog.wrap_logger(structlog.PrintLogger(), processors=[captured], wrapper_class=structlog.stdlib.BoundLogger)
+
+
+def load(logger: Any, model: Path = MODEL, **settings: Any) -> app.Loaded:
+    config = Config(model=str(model), device="reference", kv_bytes=2**23, snapshot_bytes=2**24, **settings)
+    return app.load(config, logger, lambda done, total: None)
+
+
+def test_overrides_reach_every_reader(logger: Any, captured: LogCapture) -> None:
+    """The tokenizer's special tokens, the chat template and the numbers of the network, from one changed metadata."""
+    overrides = (
+        "tokenizer.ggml.eos_token_id=int:5",
+        "tokenizer.chat_template=str:{{ messages[0].content }}!",
+        "qwen3next.expert_used_count=int:2",
+        "qwen3next.context_length=int:1024",
+    )
+    loaded = load(logger, override_kv=overrides)
+    assert loaded.tokenizer.eos_id == 5
+    assert loaded.template is not None
+    assert loaded.template.render([{"role": "user", "content": "hi"}], add_generation_prompt=True) == "hi!"
+    assert loaded.runner.model.config.num_experts_used == 2
+    assert loaded.context_tokens == 1024
+    assert [line for line in captured.entries if line["log_level"] == "warning"] == []
+
+
+def test_what_was_opened_is_remarked_upon(logger: Any, captured: LogCapture) -> None:
+    """One warning per remark: a key the file does not have, a setting that does nothing, a context beyond the trained one."""
+    load(logger, override_kv=("qwen3next.expert_used_cuont=int:2",), yarn_beta_slow=2.0, ctx=4097)
+    warnings = [line for line in captured.entries if line["log_level"] == "warning"]
+    assert [line["event"] for line in warnings] == ["new_metadata_key", "option_without_effect", "beyond_training"]
+    assert [word in line["reason"] for line, word in zip(warnings, ("cuont", "yarn_beta_slow", "4097"), strict=True)] == [True] * 3
+
+
+def test_a_model_in_parts(tmp_path: Path, logger: Any) -> None:
+    """Any part is the whole model, and clients see a name without the number of a part."""
+    whole = GgufFile.open(MODEL)
+    tensors = {name: (tensor.data, tensor.type) for name, tensor in whole.tensors.items()}
+    write_gguf(tmp_path / "big-Q4.gguf", whole.metadata, tensors, split_tensors=40)
+    part = tmp_path / "big-Q4-00002-of-00002.gguf"
+    loaded = load(logger, part)
+    assert len(loaded.file.tensors) == len(whole.tensors)
+    assert loaded.runner.model.unused_tensors == ()
+    assert app.model_name(Config(model=str(part))) == "big-Q4"
