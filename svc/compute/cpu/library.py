@@ -5,6 +5,7 @@ Every level gives the same bits; "base" is plain C and the oracle of the others.
 
 import ctypes
 import platform
+import weakref
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -35,7 +36,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "hr_dense_ffn": [P, P, P, P],
     "hr_moe_ffn": [P, P, P, P],
     "hr_final_hidden": [P, P, P, structs.Float, structs.Int, P, P],
-    "hr_logits": [P, P, P, P, structs.Int, P],
+    "hr_hidden_rows": [P, P, P, P, structs.Float, structs.Int, P, structs.Int],
     "hr_copy_blocks": [P, P, P, P, structs.Int, structs.Int, structs.Long],
     "hr_dequantize": [P, structs.Int, P, P, structs.Long],
     "hr_matmul": [P, P, P, P, P, structs.Int],
@@ -88,7 +89,10 @@ def choose_level(wanted: str | None) -> str:
 
 
 class Engine:
-    """Owner of one C engine: its threads and scratch memory. One call at a time."""
+    """Owner of one C engine: its threads and scratch memory. One call at a time.
+
+    `close()` ends the threads; a forgotten engine is closed when it is collected. Calling it twice is harmless.
+    """
 
     def __init__(self, level: str | None, num_threads: int) -> None:
         self.level = choose_level(level)
@@ -97,7 +101,13 @@ class Engine:
         handle = self.library.hr_open(num_threads)
         if not handle:
             raise MemoryError("no memory for the threads of the cpu device")
-        self.handle: int | None = handle
+        self._handle: int = handle
+        self.close = weakref.finalize(self, self.library.hr_close, handle)
+
+    @property
+    def handle(self) -> int:
+        assert self.close.alive, "the cpu device is closed"
+        return self._handle
 
     @property
     def num_threads(self) -> int:
@@ -115,10 +125,3 @@ class Engine:
         function: Callable[..., int] = getattr(self.library, name)
         if function(self.handle, *arguments):
             raise MemoryError(f"no memory for the scratch of {name.removeprefix('hr_')}")
-
-    def close(self) -> None:
-        if self.handle is not None:
-            self.library.hr_close(self.handle)
-            self.handle = None
-
-    __del__ = close

@@ -137,10 +137,18 @@ class CpuOps:
         arrays = structs.address(hidden), structs.address(norm)
         self._engine.call("hr_final_hidden", *arrays, epsilon, hidden.shape[1], self._step(inputs), byref(caches.slabs))
 
-    def logits(self, out: Float32, output: CpuWeight, rows: NDArray[np.int32], caches: CpuCaches) -> None:
-        rows = np.ascontiguousarray(rows, np.int32)
-        arguments = byref(output.matrix), structs.address(rows), len(rows), byref(caches.slabs)
-        self._engine.call("hr_logits", structs.address(out), *arguments)
+    def hidden_rows(self, out: Float32, hidden: Float32, norm: Float32, epsilon: float, tokens: NDArray[np.int32]) -> None:
+        tokens = np.ascontiguousarray(tokens, np.int32)
+        arrays = structs.address(out), structs.address(hidden), structs.address(norm)
+        self._engine.call("hr_hidden_rows", *arrays, epsilon, hidden.shape[1], structs.address(tokens), len(tokens))
+
+    def live_hidden(self, out: Float32, rows: NDArray[np.int32], caches: CpuCaches) -> None:
+        out[:] = caches.rows[rows, caches.plan.layout.hidden_offset :]
+
+    def logits(self, out: Float32, output: CpuWeight, vectors: Float32) -> None:
+        self._engine.call(
+            "hr_matmul", structs.address(out), byref(output.matrix), None, structs.address(vectors), len(vectors)
+        )
 
     # -- what the C side is given -------------------------------------------------------------------------------------------------
     def _step(self, inputs: StepInputs) -> Any:

@@ -111,7 +111,7 @@ def run(ops: CpuOps, kind: str, lengths: Sequence[int], steps: Sequence[Step], c
     count = len(lengths)
     caches = ops.caches(MemoryPlan(LAYOUT, count * MAX_PAGES, count, max(1, len(captures))))
     ops.zero_rows(caches, np.arange(count, dtype=np.int32))
-    rope = RopeTable.plain(ROTARY, 1e4)
+    rope = RopeTable.of(ROTARY, 1e4)
     rows = [count - 1 - number for number in range(count)]
     pages = [np.arange(MAX_PAGES, dtype=np.int32)[::-1] * count + number for number in range(count)]
     texts = [text(number, length) for number, length in enumerate(lengths)]

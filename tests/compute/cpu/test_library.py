@@ -3,6 +3,7 @@
 import gc
 import threading
 from ctypes import byref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from svc.compute.cpu import CpuOps, library
 from svc.compute.cpu.structs import address
+from svc.compute.quant import QUANT_TYPES
 from svc.compute.weights.gguf_file import GgufTensor
 from svc.errors import BackendUnavailableError, ModelFileError
 from svc.memory.layout import MemoryLayout
@@ -45,12 +47,11 @@ def test_best_level_is_taken(level: str) -> None:
 
 
 def test_unsupported_type_names_the_tensor(make_ops: MakeOps, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    ops = make_ops(1, level)
-    tensor = GgufTensor("blk.0.odd", (1, 4), "F32", np.zeros((1, 16), np.uint8))
-    monkeypatch.setattr(ops._engine, "library", type("NoTypes", (), {"hr_supports": lambda _: 0})())
-    with pytest.raises(ModelFileError, match=r"blk\.0\.odd has the type F32"):
-        ops.weight(tensor)
-    monkeypatch.undo()
+    """A type that numpy can decode and C cannot: a sentence at load, not garbage later. (Q8_K, 15, stands in no file.)"""
+    monkeypatch.setitem(QUANT_TYPES, "Q8_K", replace(QUANT_TYPES["Q8_0"], name="Q8_K", ggml_id=15))
+    tensor = GgufTensor("blk.0.odd", (1, 32), "Q8_K", np.zeros((1, 34), np.uint8))
+    with pytest.raises(ModelFileError, match=r"blk\.0\.odd has the type Q8_K"):
+        make_ops(1, level).weight(tensor)
 
 
 @pytest.mark.parametrize(("name", "size"), [("head_dim", 20), ("key_dim", 8), ("value_dim", 24)])

@@ -36,19 +36,28 @@ EXPORT int hr_final_hidden(engine *e, const float *hidden, const float *weight, 
     return 0;
 }
 
-/* out [n][V] = output . hidden row of live rows[i]. */
-EXPORT int hr_logits(engine *e, float *out, const matrix *output, const int32_t *rows, int n, const caches *c) {
+/* out [n][C] = norm(hidden) of tokens[i]: the bits that hr_final_hidden gives the same token. */
+EXPORT int hr_hidden_rows(engine *e, float *out, const float *hidden, const float *weight, float epsilon, int size, const int32_t *tokens, int n) {
+    (void)e;
+    for (int i = 0; i < n; i++) {
+        rms_norm(hidden + (size_t)tokens[i] * (size_t)size, weight, epsilon, size, out + (size_t)i * (size_t)size);
+    }
+    return 0;
+}
+
+/* out [T][rows] = weight . x[t], x [T][cols]; with `up`, SiLU(weight . x) * (up . x). */
+EXPORT int hr_matmul(engine *e, float *out, const matrix *weight, const matrix *up, const float *x, int num_tokens) {
     arena_reset(e);
-    size_t size = (size_t)output->cols, ld = ROUND_LANES(size);
-    float *x = arena_floats(e, (size_t)n * ld);
-    if (!x) {
+    size_t ld = ROUND_LANES(weight->cols), size = (size_t)weight->cols;
+    float *padded = arena_floats(e, (size_t)num_tokens * ld);
+    if (!padded) {
         return -1;
     }
-    for (int i = 0; i < n; i++) {
-        memset(x + (size_t)i * ld, 0, ld * sizeof *x);
-        memcpy(x + (size_t)i * ld, c->rows + rows[i] * c->state_elements + c->hidden_offset, size * sizeof *x);
+    for (size_t t = 0; t < (size_t)num_tokens; t++) {
+        memset(padded + t * ld, 0, ld * sizeof *padded);
+        memcpy(padded + t * ld, x + t * size, size * sizeof *padded);
     }
-    product p = {.weight = output, .x = x, .ldx = ld, .num_tokens = n, .out = out, .ldo = (size_t)output->rows};
+    product p = {.weight = weight, .up = up, .x = padded, .ldx = ld, .num_tokens = num_tokens, .out = out, .ldo = (size_t)weight->rows};
     run_products(e, &p, 1);
     return e->out_of_memory ? -1 : 0;
 }
@@ -108,23 +117,6 @@ EXPORT int hr_dequantize(const engine *e, int type, const uint8_t *row, float *o
         dequantize(row, out, (size_t)n, &e->books);
     }
     return dequantize ? 0 : -1;
-}
-
-/* out [T][rows] = weight . x[t], x [T][cols]; with `up`, SiLU(weight . x) * (up . x). */
-EXPORT int hr_matmul(engine *e, float *out, const matrix *weight, const matrix *up, const float *x, int num_tokens) {
-    arena_reset(e);
-    size_t ld = ROUND_LANES(weight->cols), size = (size_t)weight->cols;
-    float *padded = arena_floats(e, (size_t)num_tokens * ld);
-    if (!padded) {
-        return -1;
-    }
-    for (size_t t = 0; t < (size_t)num_tokens; t++) {
-        memset(padded + t * ld, 0, ld * sizeof *padded);
-        memcpy(padded + t * ld, x + t * size, size * sizeof *padded);
-    }
-    product p = {.weight = weight, .up = up, .x = padded, .ldx = ld, .num_tokens = num_tokens, .out = out, .ldo = (size_t)weight->rows};
-    run_products(e, &p, 1);
-    return e->out_of_memory ? -1 : 0;
 }
 
 /* out[i] = f(x[i]): 0 exp, 1 sigmoid, 2 SiLU, 3 softplus, 4 through half and back. */
