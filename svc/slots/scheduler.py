@@ -85,7 +85,7 @@ class Scheduler:
     def submit(self, request: Request, now: float) -> Sequence:
         """Queues a request. Raises QueueFullError, or RequestError when it can never fit."""
         self.answer_tokens(len(request.prompt), request.max_tokens)
-        self._waiting.check_room()
+        self._waiting.check_room(self._cache.plan.num_rows - len(self._slots))  # a closing seat is free after one step
         self._arrivals += 1
         sequence = Sequence.of(request, self._arrivals, now)
         self._waiting.add(sequence)

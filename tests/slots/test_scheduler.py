@@ -261,14 +261,35 @@ def test_more_requests_than_seats_are_served_in_order() -> None:
 
 
 def test_full_queue_refuses() -> None:
-    """Beyond max_queue: QueueFullError with a suggestion, nothing queued."""
-    harness = Harness(max_queue=2)
+    """Beyond max_queue, seats being taken: QueueFullError with a suggestion, nothing queued."""
+    harness = Harness(num_rows=1, max_queue=2)
     harness.submit(prompt(5))
-    harness.submit(prompt(5))
+    harness.step()
+    harness.submit(prompt(5, seed=1))
+    harness.submit(prompt(5, seed=2))
     with pytest.raises(QueueFullError) as refused:
-        harness.submit(prompt(5))
+        harness.submit(prompt(5, seed=3))
     assert refused.value.retry_after_s > 0
     assert harness.scheduler.num_waiting == 2
+
+
+def test_no_queue_at_all_still_fills_the_seats() -> None:
+    """max_queue = 0: as many as there are seats are taken, at once or one by one; nobody waits; an end makes room again."""
+    harness = Harness(num_rows=2, max_queue=0)
+    first = harness.submit(prompt(5), 30)
+    harness.submit(prompt(5, seed=1), 3)
+    with pytest.raises(QueueFullError):
+        harness.submit(prompt(5, seed=2))
+    harness.step()
+    assert (len(harness.scheduler.slots), harness.scheduler.num_waiting) == (2, 0)
+    with pytest.raises(QueueFullError):
+        harness.submit(prompt(5, seed=2))
+    while len(harness.scheduler.slots) == 2:
+        harness.step()
+    third = harness.submit(prompt(5, seed=2))
+    harness.run()
+    assert first.tokens == expected_answer(prompt(5), 30)
+    assert third.tokens == expected_answer(prompt(5, seed=2), 4)
 
 
 @pytest.mark.parametrize(("length", "answer_length"), [(47, 2), (48, 1)])
