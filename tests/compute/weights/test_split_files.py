@@ -163,6 +163,18 @@ def test_a_wrong_part_is_named(toy: Path, damage: Callable[[Path], None], culpri
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_every_truncation_of_a_part_names_it(toy: Path, number: int) -> None:
+    """Cut anywhere, in its header or in its data, a part is refused by name; nothing else is ever raised."""
+    path, content = toy / named(number), (toy / named(number)).read_bytes()
+    needed = len(content.rstrip(b"\0")) if number == 1 else len(content)  # without tensors the padding may be missing
+    for size in range(needed):
+        path.write_bytes(content[:size])
+        with pytest.raises(ModelFileError) as caught:
+            GgufFile.open(toy / named(1))
+        assert str(caught.value).startswith(f"{path}: "), size
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
