@@ -91,6 +91,27 @@ class MemoryMachine(RuleBasedStateMachine):
         self.live.remove(live)
         self.cache.close(lease, tokens, live.position, self.now)
 
+    @rule(data=st.data(), back=st.integers(0, 6), pinned=st.sampled_from([None, 0, 1]))
+    def twins(self, data: st.DataObject, back: int, pinned: int | None) -> None:
+        """Two sequences evaluate one text in the same step and capture the same positions; a joiner may wait for either."""
+        self.device.run()
+        tokens = self._draw_text(data)
+        resume = self.cache.match(tokens[:-1], self.now)
+        for twin in range(2):
+            lease = self.cache.open(tokens, resume, self.now)
+            if lease is None:
+                return
+            self.device.start_row(lease.row, self.cache.start_cell(lease))
+            live = Live(lease, tokens, lease.start)
+            self.live.append(live)
+            positions = sorted(p for p in {len(tokens) - back, len(tokens)} if p > lease.start)
+            refs = self._plan(live, len(tokens), positions)
+            if refs and pinned == twin:
+                self.cache.pin(refs[-1])
+                self.pins.append(refs[-1])
+            if self.cache.match(tokens[:-1], self.now) != resume:
+                return
+
     @rule(data=st.data(), poisoned=st.booleans())
     def run_device(self, data: st.DataObject, poisoned: bool) -> None:
         """All queued steps finish; their captures are published, or abandoned where the values were not finite."""
