@@ -4,7 +4,10 @@ Owner of all page counts. A page has two kinds of references: *holds* (live leas
 of the prefix tree). A page with claims only is *cached*: eviction can give it back. With neither it is free.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 NO_WRITER = -1
 
@@ -108,24 +111,16 @@ class PagePool:
             self._writer[page] = NO_WRITER
 
     # -- checks ---------------------------------------------------------------------------------------------------------------
-    def check(self, holds: Iterable[int], claims: Iterable[int]) -> None:
+    def check(self, holds: Sequence[int], claims: Sequence[int]) -> None:
         """Compares the counts with what the holders say: every page once per reference, in any order."""
-        expected_holds, expected_claims = [0] * self.num_pages, [0] * self.num_pages
-        for page in holds:
-            expected_holds[page] += 1
-        for page in claims:
-            expected_claims[page] += 1
-        for page in range(self.num_pages):
-            held, claimed = self._holds[page], self._claims[page]
-            assert held == expected_holds[page], f"page {page}: {held} holds counted, {expected_holds[page]} holders"
-            assert claimed == expected_claims[page], f"page {page}: {claimed} claims counted, {expected_claims[page]} nodes"
-        free = set(self._free)
-        assert len(free) == len(self._free), "a page is in the free list twice"
-        unused = {page for page in range(self.num_pages) if not self._holds[page] and not self._claims[page]}
-        assert free == unused, f"free list and unused pages differ: {sorted(free ^ unused)[:8]}"
-        cached = sum(1 for page in range(self.num_pages) if self._claims[page] and not self._holds[page])
+        held, claimed = np.array(self._holds), np.array(self._claims)
+        _expect_equal("holds", held, np.bincount(np.array(holds, dtype=np.intp), minlength=self.num_pages))
+        _expect_equal("claims", claimed, np.bincount(np.array(claims, dtype=np.intp), minlength=self.num_pages))
+        listed = np.bincount(np.array(self._free, dtype=np.intp), minlength=self.num_pages)
+        _expect_equal("entries in the free list", listed, ((held == 0) & (claimed == 0)).astype(np.intp))
+        cached = int(((held == 0) & (claimed > 0)).sum())
         assert cached == self.num_cached, f"{self.num_cached} cached pages counted, {cached} found"
-        for page in free:
+        for page in self._free:
             assert self._sealed_rows[page] == 0, f"free page {page} has sealed rows"
             assert self._writer[page] == NO_WRITER, f"free page {page} has a writer"
 
@@ -133,3 +128,8 @@ class PagePool:
         self._sealed_rows[page] = 0
         self._writer[page] = NO_WRITER
         self._free.append(page)
+
+
+def _expect_equal(what: str, counted: NDArray[np.intp], found: NDArray[np.intp]) -> None:
+    for page in np.flatnonzero(counted != found)[:1]:
+        raise AssertionError(f"page {page}: {counted[page]} {what} counted, {found[page]} expected")
