@@ -7,7 +7,8 @@ A backend runs a batch in this fixed order:
 3. start rows: set to zero (`zero_rows`) or copy from a snapshot (`restores`),
 4. forward over all tokens of all `pieces` as one batch, writing `captures` (state right after a token, in mid-piece too) and,
    for each piece, the hidden row of its last token into its live row,
-5. sample (`samples`) from the hidden rows of live rows - whether the forward just wrote them or a restore brought them.
+5. score (`scores`) given target tokens after tokens of the pieces,
+6. sample (`samples`) from the hidden rows of live rows - whether the forward just wrote them or a restore brought them.
 
 Numbers come from `memory/`; the backend owns every array. A page, row or cell number outside the plan is our bug (assert).
 """
@@ -63,6 +64,23 @@ class Capture:
 
 
 @dataclass(frozen=True, slots=True)
+class History:
+    """The tokens before the one to be sampled: what penalties count."""
+
+    tokens: NDArray[np.int32]  # [Sample.position], the prompt first
+    num_prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Ask for the log probability of the token `target` given all tokens before `position`, the last of them in a piece."""
+
+    piece: int  # index into StepBatch.pieces
+    position: int  # absolute, of the target; piece.start < position <= piece.end
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """Sample one token from the hidden row standing in `row`.
 
@@ -74,6 +92,7 @@ class Sample:
     choice: int
     params: SamplingParams
     banned: tuple[int, ...] = ()  # token ids that must not be sampled here (ignore_eos, min_tokens)
+    history: History | None = None  # given exactly where params.has_penalties
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +103,7 @@ class StepBatch:
     restores: Sequence[RowCell] = ()
     pieces: Sequence[Piece] = ()
     captures: Sequence[Capture] = ()
+    scores: Sequence[Score] = ()
     samples: Sequence[Sample] = ()
 
     @property
@@ -108,6 +128,7 @@ class StepResult:
     samples: tuple[Sampled, ...]  # aligned with StepBatch.samples
     captured: tuple[int, ...]  # cells written, by saves and captures; may be published now
     duration_s: float
+    scores: tuple[float, ...] = ()  # aligned with StepBatch.scores: log probabilities; NaN where logits were not finite
 
 
 class Backend(Protocol):

@@ -1,22 +1,24 @@
 """ModelRunner: one model, one room of operations, one memory plan, together a Backend.
 
-A run is the list in backend.py's docstring, top to bottom. Nothing is read back from the device before the logits.
+A run is the list in backend.py's docstring, top to bottom. Nothing is read back from the device before the logits, and of these
+at most MAX_LOGIT_ROWS rows exist at a time.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.arch import load_model, read_config
 from svc.compute.arch.model import Model
-from svc.compute.backend import Sample, Sampled, StepBatch, StepResult
+from svc.compute.backend import Sample, Sampled, Score, StepBatch, StepResult
 from svc.compute.model_config import ModelConfig
 from svc.compute.ops import Ops
-from svc.compute.sampling.chain import sample
-from svc.compute.step_inputs import build_step_inputs, pairs
+from svc.compute.sampling.chain import logprob, sample
+from svc.compute.step_inputs import StepInputs, build_step_inputs, pairs
 from svc.compute.weights.gguf_file import GgufFile
 from svc.compute.weights.tensors import WeightSource
 from svc.memory.plan import MemoryPlan
@@ -50,23 +52,26 @@ class ModelRunner:
         self._clock = clock
         self._caches = ops.caches(plan)
         self._hidden = ops.empty((max_step_tokens, model.config.hidden_size))
-        self._logits = ops.empty((min(plan.num_rows, MAX_LOGIT_ROWS), model.config.vocab_size))
+        self._vectors = ops.empty((MAX_LOGIT_ROWS, model.config.hidden_size))
+        self._logits = ops.empty((MAX_LOGIT_ROWS, model.config.vocab_size))
 
     def run(self, batch: StepBatch) -> StepResult:
         """Runs one step; asserts that its numbers are within the plan."""
         check_batch(batch, self.plan, self.max_step_tokens, self.model.config.vocab_size)
         started = self._clock()
         self._prepare_memory(batch)
+        scores: tuple[float, ...] = ()
         if batch.pieces:
             inputs = build_step_inputs(batch, self.model.rope)
             self.model.forward(self._ops, self._hidden[: inputs.num_tokens], inputs, self._caches)
+            scores = self._score(batch, inputs)
         sampled = self._sample(batch)
         captured = tuple(save.cell for save in batch.saves) + tuple(capture.cell for capture in batch.captures)
-        return StepResult(sampled, captured, self._clock() - started)
+        return StepResult(sampled, captured, self._clock() - started, scores)
 
     def close(self) -> None:
         """Lets go of the device memory."""
-        del self._caches, self._hidden, self._logits
+        del self._caches, self._hidden, self._vectors, self._logits
 
     def _prepare_memory(self, batch: StepBatch) -> None:
         """Copies, then saves, then the rows that start: a seat can be saved, given away and filled again in one step."""
@@ -80,25 +85,52 @@ class ModelRunner:
         if batch.restores:
             ops.restore_rows(caches, pairs([(restore.row, restore.cell) for restore in batch.restores]))
 
+    def _score(self, batch: StepBatch, inputs: StepInputs) -> tuple[float, ...]:
+        """Logits after each token that a score follows, then one log probability per score."""
+        tokens = [_token_before(score, batch, inputs) for score in batch.scores]
+        norm, epsilon = self.model.output_norm, self.model.config.epsilon
+        hidden = self._hidden[: inputs.num_tokens]
+        by_token = self._in_blocks(tokens, lambda out, part: self._ops.hidden_rows(out, hidden, norm, epsilon, part))
+        results: dict[int, float] = {}
+        for logits, indices in by_token:
+            for index in indices:
+                results[index] = logprob(logits, batch.scores[index].target)
+        return tuple(results[index] for index in range(len(batch.scores)))
+
     def _sample(self, batch: StepBatch) -> tuple[Sampled, ...]:
-        """Logits once per row asked for (several choices may share one), then one draw per sample."""
-        by_row: dict[int, list[int]] = {}
-        for index, wanted in enumerate(batch.samples):
-            by_row.setdefault(wanted.row, []).append(index)
-        rows = list(by_row)
+        """Logits of each live row asked for, then one draw per sample."""
+        rows = [wanted.row for wanted in batch.samples]
+        by_row = self._in_blocks(rows, lambda out, part: self._ops.live_hidden(out, part, self._caches))
         results: dict[int, Sampled] = {}
-        for start in range(0, len(rows), MAX_LOGIT_ROWS):
-            part = rows[start : start + MAX_LOGIT_ROWS]
-            out = self._logits[: len(part)]
-            self._ops.logits(out, self.model.output, np.array(part, np.int32), self._caches)
-            for row, logits in zip(part, self._ops.to_numpy(out), strict=True):
-                for index in by_row[row]:
-                    results[index] = _sample_one(logits, batch.samples[index])
+        for logits, indices in by_row:
+            for index in indices:
+                results[index] = _sample_one(logits, batch.samples[index])
         return tuple(results[index] for index in range(len(batch.samples)))
+
+    def _in_blocks(
+        self, places: Sequence[int], gather: Callable[[Any, NDArray[np.int32]], None]
+    ) -> Iterator[tuple[NDArray[np.float32], list[int]]]:
+        """(logits [V], indices into `places` that want them), once per different place; `gather` fetches places' hidden rows."""
+        wanted_by: dict[int, list[int]] = {}
+        for index, place in enumerate(places):
+            wanted_by.setdefault(place, []).append(index)
+        different = list(wanted_by)
+        for start in range(0, len(different), MAX_LOGIT_ROWS):
+            part = different[start : start + MAX_LOGIT_ROWS]
+            vectors, out = self._vectors[: len(part)], self._logits[: len(part)]
+            gather(vectors, np.array(part, np.int32))
+            self._ops.logits(out, self.model.output, vectors)
+            for place, logits in zip(part, self._ops.to_numpy(out), strict=True):
+                yield logits, wanted_by[place]
+
+
+def _token_before(score: Score, batch: StepBatch, inputs: StepInputs) -> int:
+    """Index in the step of the last token before the score's position."""
+    return int(inputs.cu_seqlens[score.piece]) + score.position - 1 - batch.pieces[score.piece].start
 
 
 def _sample_one(logits: NDArray[np.float32], wanted: Sample) -> Sampled:
-    return sample(logits, wanted.params, wanted.banned, wanted.choice, wanted.position)
+    return sample(logits, wanted.params, wanted.banned, wanted.choice, wanted.position, wanted.history)
 
 
 def check_batch(batch: StepBatch, plan: MemoryPlan, max_step_tokens: int, vocab_size: int) -> None:
@@ -127,5 +159,10 @@ def check_batch(batch: StepBatch, plan: MemoryPlan, max_step_tokens: int, vocab_
         piece = batch.pieces[capture.piece]
         assert piece.start < capture.position <= piece.end, (capture, piece)
         assert 0 <= capture.cell < plan.num_cells, capture
+    for score in batch.scores:
+        piece = batch.pieces[score.piece]
+        assert piece.start < score.position <= piece.end, (score, piece)
+        assert 0 <= score.target < vocab_size, score
     for wanted in batch.samples:
         assert 0 <= wanted.row < plan.num_rows, wanted
+        assert wanted.history is None or len(wanted.history.tokens) == wanted.position, wanted

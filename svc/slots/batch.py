@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from svc.compute.backend import Capture, PageCopy, Piece, RowCell, Sample, StepBatch
+from svc.compute.backend import Capture, History, PageCopy, Piece, RowCell, Sample, StepBatch
 from svc.memory.sequence_cache import SequenceCache
 from svc.memory.snapshot_ring import SnapshotRef
 from svc.slots.slot import Closing, Slot
@@ -82,5 +82,6 @@ def _sample(slot: Slot) -> Sample:
         position=len(sequence.tokens),
         choice=request.choice,
         params=request.params,
-        banned=request.banned,
+        banned=request.banned if sequence.generated >= request.min_tokens else request.banned + tuple(request.stop_ids),
+        history=History(sequence.tokens.copy(), sequence.num_prompt) if request.params.has_penalties else None,
     )

@@ -29,6 +29,7 @@ class Request:
     boundaries: tuple[Boundary, ...] = ()
     stop_ids: frozenset[int] = frozenset()  # end the answer; the stop token itself is not part of it
     banned: tuple[int, ...] = ()  # never sampled (ignore_eos)
+    min_tokens: int = 0  # no stop id is sampled before the answer has so many tokens
     use_cache: bool = True  # False: match nothing and join nobody; what is evaluated may still be kept
     priority: int = 0  # higher goes first
     on_token: Callable[[int], bool] | None = None

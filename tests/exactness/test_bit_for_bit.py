@@ -18,6 +18,10 @@ from tests.slots.harness import Answer, Driver
 Fresh = Callable[..., Driver]
 GREEDY = SamplingParams(temperature=0, num_logprobs=3)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=11, num_logprobs=3)
+PENALIZED = SamplingParams(
+    temperature=0.9, seed=11, num_logprobs=3, logit_bias=((7, 3.0),), repetition_penalty=1.3, presence_penalty=0.5,
+    frequency_penalty=0.25,
+)  # fmt: skip
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -102,6 +106,24 @@ def test_preempted(fresh: Fresh, model: str) -> None:
     assert driver.scheduler.counters.preemptions > 0
     for answer, tokens in zip(answers, prompts, strict=True):
         assert bits(answer) == solo(fresh, model, tokens, 50, SAMPLED)
+
+
+def test_penalties_depend_on_the_tokens_alone(fresh: Fresh) -> None:
+    """With bias and penalties: batched, resumed in the middle of the prompt, and preempted, all as alone."""
+    model = "tiny-qwen3next-Q4_K_M"
+    prompts = [prompt(30, seed=i) for i in range(3)]
+    controls = [solo(fresh, model, tokens, 50, PENALIZED) for tokens in prompts]
+    assert controls[0] != solo(fresh, model, prompts[0], 50, SamplingParams(temperature=0.9, seed=11, num_logprobs=3))
+    crowded = fresh(model, num_pages=12)
+    answers = [crowded.submit(tokens, 50, params=PENALIZED) for tokens in prompts]
+    crowded.run()
+    assert crowded.scheduler.counters.preemptions > 0
+    assert [bits(answer) for answer in answers] == controls
+    driver = fresh(model)
+    driver.ask(prompts[0][:17], 0)
+    resumed = driver.ask(prompts[0], 50, params=PENALIZED)
+    assert resumed.cached == 17
+    assert bits(resumed) == controls[0]
 
 
 @pytest.mark.parametrize("threads", [1, 3, 5])

@@ -103,6 +103,8 @@ class FakeBackend:
         state = self.rows[sample.row]
         assert state is not None, f"row {sample.row} was never started"
         assert len(state) == sample.position or not self.plan.layout.hybrid
+        if sample.history is not None:
+            assert tuple(sample.history.tokens.tolist()) == state, "a history of other tokens"
         if sample.row in self.poisoned_rows:
             self.poisoned_rows.discard(sample.row)
             return Sampled(-1)

@@ -380,3 +380,23 @@ def test_a_thousand_requests_with_random_cancels(hybrid: bool) -> None:
             assert len(answer.tokens) == min(request.max_tokens, 300 - len(request.prompt) + 1)
     assert done > 600
     harness.assert_nothing_leaked()
+
+
+def test_min_tokens_bans_the_stop_ids_for_so_long() -> None:
+    """The stop ids are banned, beside what is banned anyway, until the answer has min_tokens tokens; then they may come."""
+    harness = Harness()
+    harness.ask(prompt(5), 5, stop_ids=frozenset({1001, 1002}), banned=(1003,), min_tokens=3)
+    asked = [set(sample.banned) for batch in harness.backend.batches for sample in batch.samples]
+    assert asked == [{1001, 1002, 1003}] * 3 + [{1003}] * 2
+
+
+def test_penalties_see_every_token_before() -> None:
+    """Prompt and answer so far, also when the prompt was cached, and for nobody who did not ask (the fake device compares)."""
+    harness = Harness()
+    params = SamplingParams(temperature=0, presence_penalty=0.5)
+    for _ in range(2):
+        harness.ask(prompt(40), 6, params=params)
+    histories = [sample.history for batch in harness.backend.batches for sample in batch.samples]
+    assert [(len(h.tokens), h.num_prompt) for h in histories if h] == [(40 + i, 40) for i in range(6)] * 2
+    harness.ask(prompt(40), 3)
+    assert all(sample.history is None for batch in harness.backend.batches[-3:] for sample in batch.samples)

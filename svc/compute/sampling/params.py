@@ -5,11 +5,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """`temperature == 0` is greedy (lowest id wins a tie). `top_k == 0`, `top_p == 1`, `min_p == 0` are off."""
+    """The defaults change nothing: the model's own distribution. `chain.py` has the order in which the fields apply."""
 
-    temperature: float = 1.0
-    top_k: int = 0
+    temperature: float = 1.0  # 0: greedy, the lowest id wins a tie
+    top_k: int = 0  # 0: off
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
     num_logprobs: int | None = None  # None: no log probabilities wanted; n: the n best beside the sampled one's
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what its logit gains), each id once
+    repetition_penalty: float = 1.0  # above 0; counts tokens of the prompt and of the answer
+    repeat_last_n: int = -1  # how many of the last tokens repetition_penalty looks at; -1: all
+    presence_penalty: float = 0.0  # counts tokens of the answer only, as OpenAI and vLLM do
+    frequency_penalty: float = 0.0  # the same
+    penalize_prompt: bool = False  # presence and frequency count where repetition_penalty does, as llama.cpp does
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the tokens before matter."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
