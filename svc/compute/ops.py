@@ -88,5 +88,11 @@ class Ops(Protocol):
     def final_hidden(self, hidden: Array, norm: Array, epsilon: float, inputs: StepInputs, caches: Caches) -> None:
         """norm(hidden) of the last token of each sequence into its live row, and of each captured token into its cell."""
 
-    def logits(self, out: Array, output: Weight, rows: NDArray[np.int32], caches: Caches) -> None:
-        """out[i] = output . (hidden row standing in live row rows[i]); out is [n, V] float32."""
+    def hidden_rows(self, out: Array, hidden: Array, norm: Array, epsilon: float, tokens: NDArray[np.int32]) -> None:
+        """out[i] = norm(hidden[tokens[i]]), out [n, C]: after the forward, for any tokens of the step."""
+
+    def live_hidden(self, out: Array, rows: NDArray[np.int32], caches: Caches) -> None:
+        """out[i] = the final hidden row that stands in live row rows[i]; out [n, C]."""
+
+    def logits(self, out: Array, output: Weight, vectors: Array) -> None:
+        """out[i] = output . vectors[i]; vectors [n, C] are final hidden rows, out is [n, V] float32."""

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svc.compute.backend import Capture, PageCopy, Piece, RowCell, Sample, StepBatch
+from svc.compute.backend import Capture, PageCopy, Piece, RowCell, Sample, Score, StepBatch
 from svc.compute.reference import ReferenceOps
 from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner, load_model, open_model
 from svc.compute.sampling.params import SamplingParams
 from svc.memory.plan import MemoryPlan
 from tests.compute.rig import GGUF, GREEDY, PAGE_TOKENS, PAGES_PER_ROW, Rig, golden, prompt
+from tests.tolerances import LOGITS_GOLDEN, LOGITS_REFERENCE_SELF
 
 MODEL = GGUF / "tiny-qwen35-hd128-bf16.gguf"
 
@@ -51,11 +52,12 @@ def recording() -> tuple[RecordingOps, ModelRunner]:
 
 
 def test_order_of_a_step(rig: Rig) -> None:
-    """Copies, saves, zeros, restores, forward, then the logits: the list in backend.py, whatever the batch's own order."""
+    """Copies, saves, zeros, restores, forward, scores, then samples: the list in backend.py, whatever the batch's own order."""
     ops, runner = recording()
     runner.run(
         StepBatch(
             samples=[Sample(0, 2, 0, GREEDY)],
+            scores=[Score(piece=0, position=1, target=6)],
             captures=[Capture(piece=0, position=1, cell=3)],
             pieces=[rig.piece(0, 0, [5, 6])],
             restores=[RowCell(1, 0)],
@@ -66,7 +68,8 @@ def test_order_of_a_step(rig: Rig) -> None:
     )
     mixers = ["delta_mixer", "dense_ffn"] * 3 + ["attention_mixer", "dense_ffn"]
     assert ops.calls == [
-        "copy_pages", "save_rows", "zero_rows", "restore_rows", "embed", *mixers, "final_hidden", "logits", "to_numpy",
+        "copy_pages", "save_rows", "zero_rows", "restore_rows", "embed", *mixers, "final_hidden",
+        "hidden_rows", "logits", "to_numpy", "live_hidden", "logits", "to_numpy",
     ]  # fmt: skip
 
 
@@ -142,6 +145,43 @@ def test_more_rows_than_logits_fit() -> None:
         assert alone.samples[0].token == together.samples[row].token
 
 
+def test_scores(rig: Rig) -> None:
+    """Log probabilities of given tokens inside and behind pieces, against transformers' logits; more rows than fit at once."""
+    longest, shorter = prompt("s3"), prompt("s2")
+    expected = golden("tiny-qwen35-hd128.hf")
+    wanted = [Score(0, position, int(longest[position])) for position in range(len(longest) - 31, len(longest))]
+    wanted += [Score(1, position, int(shorter[position])) for position in range(1, len(shorter))]
+    wanted += [Score(1, len(shorter), 7), Score(1, 33, 5), Score(0, len(longest), 6)]
+    assert len(wanted) > MAX_LOGIT_ROWS
+    pieces = [rig.piece(2, 0, longest), rig.piece(0, 0, shorter)]
+    scores = rig.runner.run(StepBatch(zero_rows=[0, 2], pieces=pieces, scores=wanted)).scores
+    for score, found in zip(wanted, scores, strict=True):
+        text, rows = (longest, expected["s3.logits"]) if score.piece == 0 else (shorter, expected["s2.logits"])
+        row = rows[score.position - 1 - len(text)].astype(np.float64)
+        assert found == pytest.approx(row[score.target] - np.logaddexp.reduce(row), abs=LOGITS_GOLDEN)
+
+
+def test_scores_of_a_later_piece(rig: Rig) -> None:
+    """Positions are absolute: a piece with a past scores from its own first token on."""
+    tokens, expected = prompt("s2"), golden("tiny-qwen35-hd128.hf")["s2.logits"].astype(np.float64)
+    rig.runner.run(StepBatch(zero_rows=[1], pieces=[rig.piece(1, 0, tokens[:40])]))
+    batch = StepBatch(pieces=[rig.piece(1, 40, tokens[40:60])], scores=[Score(0, 60, 9), Score(0, 41, 3)])
+    rows = expected[[59, 40]]
+    right = rows[[0, 1], [9, 3]] - np.logaddexp.reduce(rows, axis=1)
+    np.testing.assert_allclose(rig.runner.run(batch).scores, right, atol=LOGITS_GOLDEN)
+
+
+def test_scores_of_nonsense_are_nan(rig: Rig) -> None:
+    """Logits that are not finite give no number that could be taken for one; the neighbour's score is as ever."""
+    tokens = prompt("s1")
+    alone = rig.runner.run(StepBatch(zero_rows=[0], pieces=[rig.piece(0, 0, tokens)], scores=[Score(0, 7, 4)]))
+    rig.caches.rows[1] = np.nan
+    pieces = [rig.piece(1, 0, tokens), rig.piece(0, 0, tokens)]
+    result = rig.runner.run(StepBatch(zero_rows=[0], pieces=pieces, scores=[Score(0, 7, 4), Score(1, 7, 4)]))
+    assert np.isnan(result.scores[0])
+    assert result.scores[1] == pytest.approx(alone.scores[0], abs=LOGITS_REFERENCE_SELF)
+
+
 def test_not_finite_row_fails_alone(rig: Rig) -> None:
     """A row whose state is NaN samples -1; its neighbour in the batch is not touched."""
     tokens = prompt("s1")
@@ -186,6 +226,9 @@ PAGES = np.arange(2, dtype=np.int32)
         StepBatch(pieces=[Piece(0, 2, TOKENS, PAGES)], captures=[Capture(0, 6, 0)]),
         StepBatch(pieces=[Piece(0, 0, TOKENS, PAGES)], captures=[Capture(0, 1, 4)]),
         StepBatch(pieces=[Piece(0, 0, TOKENS, PAGES)], captures=[Capture(0, 1, 0), Capture(0, 2, 0)]),
+        StepBatch(pieces=[Piece(0, 2, TOKENS, PAGES)], scores=[Score(0, 2, 0)]),
+        StepBatch(pieces=[Piece(0, 2, TOKENS, PAGES)], scores=[Score(0, 6, 0)]),
+        StepBatch(pieces=[Piece(0, 2, TOKENS, PAGES)], scores=[Score(0, 3, 2048)]),
         StepBatch(saves=[RowCell(0, 4)]),
         StepBatch(restores=[RowCell(-1, 0)]),
         StepBatch(zero_rows=[3]),

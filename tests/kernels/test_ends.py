@@ -41,17 +41,41 @@ def test_final_hidden(room: Room, batch: list[tuple[int, int]]) -> None:
     np.testing.assert_allclose(room.read(bench.caches.cells), cells, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("kind", WIDTHS)
+@pytest.mark.parametrize("tokens", [[0], [21, 3, 3, 0, 23]], ids=str)
+def test_hidden_rows(room: Room, tokens: list[int]) -> None:
+    """norm(hidden) of any tokens, in any order and repeated, and nothing else is written: residual stream and caches stay."""
+    bench = Bench(room, delta_layout(2, 4, 16, 4, hidden=72), BATCHES[-1])
+    norm, exact = Weights(bench.ops, seed=7).norm(72)
+    hidden, values = bench.hidden(72)
+    out = bench.ops.empty((len(tokens), 72))
+    bench.ops.hidden_rows(out, hidden, norm, 1e-6, np.array(tokens, np.int32))
+    tolerance = room.tolerance("F32")
+    np.testing.assert_allclose(room.read(out), oracle.norm(values, exact, 1e-6)[tokens], rtol=tolerance, atol=tolerance)
+    np.testing.assert_array_equal(room.read(hidden), values)
+    assert np.isnan(room.read(bench.caches.rows)).all()
+
+
 @pytest.mark.parametrize("rows", [[0], [2, 0], [1, 1, 3], [4, 3, 2, 1, 0]], ids=str)
-def test_logits(room: Room, rows: list[int], kind: str) -> None:
-    """output . hidden row, for rows in any order and repeated; the vocabulary is odd; NaN in other rows does not matter."""
-    layout = delta_layout(1, 1, 16, 4, hidden=WIDTHS[kind])
+def test_live_hidden(room: Room, rows: list[int]) -> None:
+    """The final hidden rows behind the states of live rows, for rows in any order and repeated."""
+    layout = delta_layout(2, 4, 16, 4, hidden=72)
     bench = Bench(room, layout, [(0, 1), (0, 1), (0, 1)])  # a plan of five rows
-    output, exact = Weights(bench.ops, seed=8, kind=kind).matrix(101, WIDTHS[kind])
-    slab = np.array(room.read(bench.caches.rows))
-    slab[sorted(set(rows)), layout.hidden_offset :] = bench.random.normal(0, 1, (len(set(rows)), WIDTHS[kind]))
+    slab = bench.random.normal(0, 1, room.read(bench.caches.rows).shape).astype(np.float32)
     room.write(bench.caches.rows, slab)
-    out = bench.ops.empty((len(rows), 101))
-    bench.ops.logits(out, output, np.array(rows, np.int32), bench.caches)
-    expected = slab[rows, layout.hidden_offset :].astype(float) @ exact.T
-    np.testing.assert_allclose(bench.ops.to_numpy(out), expected, rtol=room.tolerance(kind), atol=room.tolerance(kind))
+    out = bench.ops.empty((len(rows), 72))
+    bench.ops.live_hidden(out, np.array(rows, np.int32), bench.caches)
+    np.testing.assert_array_equal(room.read(out), slab[rows, layout.hidden_offset :])
+
+
+@pytest.mark.parametrize("kind", WIDTHS)
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_logits(room: Room, count: int, kind: str) -> None:
+    """output . vector, for any number of vectors; the vocabulary is odd."""
+    ops = room.make()
+    output, exact = Weights(ops, seed=8, kind=kind).matrix(101, WIDTHS[kind])
+    values = np.random.default_rng(9).normal(0, 1, (count, WIDTHS[kind])).astype(np.float32)
+    vectors, out = ops.empty(values.shape), ops.empty((count, 101))
+    room.write(vectors, values)
+    ops.logits(out, output, vectors)
+    expected = values.astype(float) @ exact.T
+    np.testing.assert_allclose(ops.to_numpy(out), expected, rtol=room.tolerance(kind), atol=room.tolerance(kind))

@@ -146,9 +146,7 @@ class CpuOps:
         out[:] = caches.rows[rows, caches.plan.layout.hidden_offset :]
 
     def logits(self, out: Float32, output: CpuWeight, vectors: Float32) -> None:
-        self._engine.call(
-            "hr_matmul", structs.address(out), byref(output.matrix), None, structs.address(vectors), len(vectors)
-        )
+        self._engine.call("hr_matmul", structs.address(out), byref(output.matrix), None, structs.address(vectors), len(vectors))
 
     # -- what the C side is given -------------------------------------------------------------------------------------------------
     def _step(self, inputs: StepInputs) -> Any:

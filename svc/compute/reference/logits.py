@@ -16,6 +16,16 @@ def final_hidden(hidden: Float32, norm: Float32, epsilon: float, inputs: StepInp
     caches.hidden(caches.cells)[inputs.capture_cells] = rms_norm(hidden[inputs.capture_tokens], norm, epsilon)
 
 
-def logits(out: Float32, output: ReferenceWeight, rows: NDArray[np.int32], caches: ReferenceCaches) -> None:
-    """out[i] = output . hidden row of live row rows[i]."""
-    out[:] = output.dot(caches.hidden(caches.rows)[rows])
+def hidden_rows(out: Float32, hidden: Float32, norm: Float32, epsilon: float, tokens: NDArray[np.int32]) -> None:
+    """out[i] = norm(hidden[tokens[i]])."""
+    out[:] = rms_norm(hidden[tokens], norm, epsilon)
+
+
+def live_hidden(out: Float32, rows: NDArray[np.int32], caches: ReferenceCaches) -> None:
+    """out[i] = hidden row of live row rows[i]."""
+    out[:] = caches.hidden(caches.rows)[rows]
+
+
+def logits(out: Float32, output: ReferenceWeight, vectors: Float32) -> None:
+    """out[i] = output . vectors[i]."""
+    out[:] = output.dot(vectors)

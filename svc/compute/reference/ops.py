@@ -13,7 +13,7 @@ from svc.compute.reference.caches import ReferenceCaches
 from svc.compute.reference.delta_mixer import delta_mixer
 from svc.compute.reference.dense_ffn import dense_ffn
 from svc.compute.reference.embed import embed
-from svc.compute.reference.logits import final_hidden, logits
+from svc.compute.reference.logits import final_hidden, hidden_rows, live_hidden, logits
 from svc.compute.reference.math import Float32
 from svc.compute.reference.moe_ffn import moe_ffn
 from svc.compute.reference.weights import DequantCache, ReferenceWeight, prepare
@@ -58,6 +58,8 @@ class ReferenceOps:
     dense_ffn = staticmethod(dense_ffn)
     moe_ffn = staticmethod(moe_ffn)
     final_hidden = staticmethod(final_hidden)
+    hidden_rows = staticmethod(hidden_rows)
+    live_hidden = staticmethod(live_hidden)
     logits = staticmethod(logits)
 
 

@@ -50,8 +50,10 @@ def test_captured_hidden_row_gives_the_logits(rig: Rig) -> None:
     rig.runner.run(StepBatch(zero_rows=[0], pieces=[rig.piece(0, 0, TEXT)], captures=[Capture(piece=0, position=50, cell=0)]))
     rig.runner.run(StepBatch(saves=[RowCell(0, 1)]))
     rig.runner.run(StepBatch(restores=[RowCell(1, 0), RowCell(2, 1)]))
+    vectors = np.empty((2, rig.config.hidden_size), np.float32)
+    rig.ops.live_hidden(vectors, np.array([1, 2], np.int32), rig.caches)
     out = np.empty((2, rig.config.vocab_size), np.float32)
-    rig.ops.logits(out, rig.model.output, np.array([1, 2], np.int32), rig.caches)
+    rig.ops.logits(out, rig.model.output, vectors)
     close(rig, out, whole(rig)[[49, len(TEXT) - 1]])
 
 
