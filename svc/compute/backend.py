@@ -64,6 +64,14 @@ class Capture:
 
 
 @dataclass(frozen=True, slots=True)
+class History:
+    """The tokens before the one to be sampled: what penalties count."""
+
+    tokens: NDArray[np.int32]  # [Sample.position], the prompt first
+    num_prompt: int
+
+
+@dataclass(frozen=True, slots=True)
 class Score:
     """Ask for the log probability of the token `target` given all tokens before `position`, the last of them in a piece."""
 
@@ -84,6 +92,7 @@ class Sample:
     choice: int
     params: SamplingParams
     banned: tuple[int, ...] = ()  # token ids that must not be sampled here (ignore_eos, min_tokens)
+    history: History | None = None  # given exactly where params.has_penalties
 
 
 @dataclass(frozen=True, slots=True)

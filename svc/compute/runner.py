@@ -130,7 +130,7 @@ def _token_before(score: Score, batch: StepBatch, inputs: StepInputs) -> int:
 
 
 def _sample_one(logits: NDArray[np.float32], wanted: Sample) -> Sampled:
-    return sample(logits, wanted.params, wanted.banned, wanted.choice, wanted.position)
+    return sample(logits, wanted.params, wanted.banned, wanted.choice, wanted.position, wanted.history)
 
 
 def check_batch(batch: StepBatch, plan: MemoryPlan, max_step_tokens: int, vocab_size: int) -> None:
@@ -165,3 +165,4 @@ def check_batch(batch: StepBatch, plan: MemoryPlan, max_step_tokens: int, vocab_
         assert 0 <= score.target < vocab_size, score
     for wanted in batch.samples:
         assert 0 <= wanted.row < plan.num_rows, wanted
+        assert wanted.history is None or len(wanted.history.tokens) == wanted.position, wanted

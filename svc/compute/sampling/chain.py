@@ -24,8 +24,6 @@ do as well, but there two nearly equal logits that change places under a last-bi
 
 import math
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
