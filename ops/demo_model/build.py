@@ -1,13 +1,15 @@
-"""Make the demo model: fetch, tokenizer, train, export, evaluate (README.md). Every step goes on from the files of the last."""
+"""Make the demo model: fetch, tokenizer, train, export, evaluate (README.md). Each step reads what those before it left."""
 
 import argparse
 import os
+import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import data
 import fetch
 
+ROOT = Path(__file__).parents[2]
 CACHE = Path.home() / ".cache" / "headrace-demo"
 # Large tensors come and go in every step: keep their pages instead of returning them to the system each time.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(8 << 30), "MALLOC_TOP_PAD_": str(256 << 20)}
@@ -22,6 +24,7 @@ def main() -> None:
         "--out", type=Path, default=Path(__file__).parents[2] / "svc" / "models", help="export: folder of the GGUF files"
     )
     args = parser.parse_args()
+    sys.path.insert(0, str(ROOT))  # for svc, which need not be installed where torch is
     match args.step:
         case "fetch":
             fetch.fetch(args.cache)
@@ -41,7 +44,7 @@ def main() -> None:
         case "evaluate":
             from evaluate import evaluate
 
-            evaluate(args.cache, args.out)
+            evaluate(args.cache, args.out, ROOT / "docs")
 
 
 if __name__ == "__main__":
