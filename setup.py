@@ -20,7 +20,7 @@ from setuptools.errors import CompileError
 PACKAGE = "svc.compute.cpu"
 SOURCES = Path("svc/compute/cpu/csrc")
 # No -ffast-math and no contraction: every level must give the same bits (csrc/lanes.h).
-FLAGS = "-O3 -std=c11 -fPIC -shared -pthread -ffp-contract=off -fno-math-errno -fvisibility=hidden".split()
+FLAGS = ["-O3", "-std=c11", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi2"]
 PLAIN = ["-DHEADRACE_PLAIN", "-O2"]  # the oracle of the other levels; -O3 doubles its compile time for nothing
 LEVEL_FLAGS = {
@@ -74,7 +74,8 @@ class BuildKernels(build_ext):
         return str(Path(*fullname.split("."))) + ".so"  # no Python version in the name: it is not a Python module
 
     def copy_extensions_to_source(self) -> None:
-        for stale in Path(SOURCES).parent.glob("_kernels_*.so"):
+        # Unlinked before they are written again: a process may have them mapped. What was not built must not stay either.
+        for stale in SOURCES.parent.glob("_kernels_*.so"):
             stale.unlink()
         super().copy_extensions_to_source()
 

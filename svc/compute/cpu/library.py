@@ -1,6 +1,7 @@
 """Finds and loads the compiled kernels: the same C sources, built once per level of the instruction set.
 
-Every level gives the same bits; "base" is plain C and the oracle of the others. setup.py puts `_kernels_<level>.so` beside this file.
+Every level gives the same bits; "base" is plain C and the oracle of the others. setup.py puts `_kernels_<level>.so` beside this
+file.
 """
 
 import ctypes

@@ -14,68 +14,62 @@ Long = ctypes.c_int64
 Float = ctypes.c_float
 
 
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
 class Matrix(ctypes.Structure):
     _fields_ = [
         ("data", Pointer),
-        ("row_bytes", Long),
-        ("expert_bytes", Long),
-        *((name, Int) for name in ("type", "rows", "cols", "experts")),
+        *_fields(Long, "row_bytes expert_bytes"),
+        *_fields(Int, "type rows cols experts"),
     ]
 
 
 class Inputs(ctypes.Structure):
     _fields_ = [
-        *(
-            (name, Pointer)
-            for name in ("tokens", "positions", "cu_seqlens", "rows", "block_table", "capture_tokens", "capture_cells", "cu_captures")
-        ),
-        ("rope_cos", Pointer),
-        ("rope_sin", Pointer),
-        *((name, Int) for name in ("num_tokens", "num_sequences", "max_pages", "num_captures", "rope_pairs")),
+        *_fields(Pointer, "tokens positions cu_seqlens rows block_table capture_tokens capture_cells cu_captures"),
+        *_fields(Pointer, "rope_cos rope_sin"),
+        *_fields(Int, "num_tokens num_sequences max_pages num_captures rope_pairs"),
     ]
 
 
 class CacheSlabs(ctypes.Structure):
     _fields_ = [
-        *((name, Pointer) for name in ("kv", "rows", "cells")),
-        *((name, Long) for name in ("page_elements", "state_elements", "hidden_offset")),
-        *((name, Int) for name in ("kv_is_half", "page_tokens")),
+        *_fields(Pointer, "kv rows cells"),
+        *_fields(Long, "page_elements state_elements hidden_offset"),
+        *_fields(Int, "kv_is_half page_tokens"),
     ]
 
 
 class DeltaLayer(ctypes.Structure):
     _fields_ = [
-        *(
-            (name, Int)
-            for name in ("index", "num_key_heads", "num_value_heads", "key_dim", "value_dim", "conv_kernel", "grouped_heads")
-        ),
+        *_fields(Int, "index num_key_heads num_value_heads key_dim value_dim conv_kernel grouped_heads"),
         ("epsilon", Float),
-        *((name, Pointer) for name in ("input_norm", "conv", "a", "dt_bias", "output_norm")),
-        *((name, Matrix) for name in ("qkv", "gate", "beta", "alpha", "output")),
+        *_fields(Pointer, "input_norm conv a dt_bias output_norm"),
+        *_fields(Matrix, "qkv gate beta alpha output"),
     ]
 
 
 class AttentionLayer(ctypes.Structure):
     _fields_ = [
-        *((name, Int) for name in ("index", "num_heads", "num_kv_heads", "head_dim", "rotary_dims", "gated")),
+        *_fields(Int, "index num_heads num_kv_heads head_dim rotary_dims gated"),
         ("epsilon", Float),
-        *((name, Pointer) for name in ("input_norm", "query_norm", "key_norm")),
-        *((name, Matrix) for name in ("query", "key", "value", "output")),
+        *_fields(Pointer, "input_norm query_norm key_norm"),
+        *_fields(Matrix, "query key value output"),
     ]
 
 
 class DenseLayer(ctypes.Structure):
-    _fields_ = [("epsilon", Float), ("input_norm", Pointer), *((name, Matrix) for name in ("gate", "up", "down"))]
+    _fields_ = [("epsilon", Float), ("input_norm", Pointer), *_fields(Matrix, "gate up down")]
 
 
 class MoeLayer(ctypes.Structure):
     _fields_ = [
-        *((name, Int) for name in ("num_experts", "num_used", "has_shared")),
-        ("weights_scale", Float),
-        ("epsilon", Float),
+        *_fields(Int, "num_experts num_used has_shared"),
+        *_fields(Float, "weights_scale epsilon"),
         ("input_norm", Pointer),
-        *((name, Matrix) for name in ("router", "gate", "up", "down")),
-        *((name, Matrix) for name in ("shared_router", "shared_gate", "shared_up", "shared_down")),
+        *_fields(Matrix, "router gate up down shared_router shared_gate shared_up shared_down"),
     ]
 
 

@@ -53,8 +53,8 @@ class LayerWeights:
         return DeltaWeights(
             0, KEY_HEADS, VALUE_HEADS, STATE_SIZE, STATE_SIZE, TAPS, 1e-6, False,
             self.vector(WIDTH, mean=1), self.matrix("Q8_0", LAYOUT.conv_channels, WIDTH), self.matrix("Q4_0", values, WIDTH),
-            self.matrix("F32", VALUE_HEADS, WIDTH), self.matrix("BF16", VALUE_HEADS, WIDTH), self.vector(LAYOUT.conv_channels, TAPS),
-            self.vector(VALUE_HEADS, mean=-1), self.vector(VALUE_HEADS), self.vector(STATE_SIZE, mean=1),
+            self.matrix("F32", VALUE_HEADS, WIDTH), self.matrix("BF16", VALUE_HEADS, WIDTH),
+            self.vector(LAYOUT.conv_channels, TAPS), self.vector(VALUE_HEADS, mean=-1), self.vector(VALUE_HEADS), self.vector(STATE_SIZE, mean=1),
             self.matrix("Q8_0", WIDTH, values),
         )  # fmt: skip
 
@@ -76,8 +76,8 @@ class LayerWeights:
         count, size, shared = 7, 32, 96
         return MoeFfnWeights(
             count, 3, 1.0, 1e-6, self.vector(WIDTH, mean=1), self.matrix("F32", count, WIDTH),
-            self.matrix("Q4_0", count, size, WIDTH), self.matrix("Q8_0", count, size, WIDTH), self.matrix("Q4_1", count, WIDTH, size),
-            self.vector(WIDTH), self.matrix("Q8_0", shared, WIDTH), self.matrix("Q8_0", shared, WIDTH),
+            self.matrix("Q4_0", count, size, WIDTH), self.matrix("Q8_0", count, size, WIDTH),
+            self.matrix("Q4_1", count, WIDTH, size), self.vector(WIDTH), self.matrix("Q8_0", shared, WIDTH), self.matrix("Q8_0", shared, WIDTH),
             self.matrix("Q4_0", WIDTH, shared),
         )  # fmt: skip
 
@@ -91,17 +91,15 @@ class Outcome:
     pages: NDArray[np.float16]  # its pages in order of position
     cells: NDArray[np.float32]  # one per capture
 
-    def digest(self) -> list[bytes]:
-        """All bits; NaN of memory that was never written included."""
-        return [np.ascontiguousarray(part).tobytes() for part in (self.hidden, self.row, self.pages, self.cells)]
-
 
 def text(number: int, length: int) -> NDArray[np.float32]:
     """The residual stream of a text [length, WIDTH]; a shorter one is a prefix of a longer one."""
     return np.random.default_rng(100 + number).normal(0, 1, (length, WIDTH)).astype(np.float32)
 
 
-def run(ops: CpuOps, kind: str, lengths: Sequence[int], steps: Sequence[Step], captures: Sequence[tuple[int, int]] = ()) -> list[Outcome]:
+def run(
+    ops: CpuOps, kind: str, lengths: Sequence[int], steps: Sequence[Step], captures: Sequence[tuple[int, int]] = ()
+) -> list[Outcome]:
     """Runs texts of these lengths, from their start, through one layer, `kind` a method of LayerWeights.
 
     `steps` says which text advances by how many tokens; `captures` (text, position) in all. Rows, pages and cells of a text depend
