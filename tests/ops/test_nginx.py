@@ -142,30 +142,49 @@ async def test_client_that_leaves_a_silent_answer_frees_its_seat(tmp_path: Path)
         assert await server.metric("generation_tokens_total") < ENDLESS["max_tokens"]
 
 
-# The reference takes more than a second for this prompt on any machine. (nginx's timers are lazy by 0.3 s: no shorter timeouts.)
+# nginx's timers are lazy by 0.3 s, so it has no shorter timeouts than about 1 s. A comment is sent after 0.05 s of silence: who has
+# seen 25 of them has seen more silence than nginx bears. The reference needs far longer for this prompt, on any machine.
+SHORT_TIMEOUT = {"proxy_read_timeout": "1s"}
+COMMENT = b": keep-alive\n\n"
 SLOW_PREFILL = ("--device", "reference", "--max-step-tokens", "16")
-SILENT = {"prompt": random.Random(3).choices(range(300, 1500), k=120), "max_tokens": 3, "ignore_eos": True, "stream": True}
+SILENT = {"prompt": random.Random(3).choices(range(300, 1500), k=3000), "max_tokens": 3, "ignore_eos": True, "stream": True}
+
+
+async def _read_comments(response: aiohttp.ClientResponse) -> None:
+    assert response.status == 200, await response.text()
+    for _ in range(25):
+        assert await response.content.readuntil(b"\n\n") == COMMENT
 
 
 async def test_silent_prefill_survives_a_short_timeout(tmp_path: Path) -> None:
-    """A prefill longer than nginx waits for a byte: comments keep the connection, and the answer comes.
-
-    A comment is sent after 0.05 s of silence, so twenty of them before the first token say that it took longer than 1 s.
-    """
+    """A prefill longer than nginx waits for a byte: comments keep the connection."""
     async with (
-        _both(tmp_path, "--keep-alive-s", "0.05", *SLOW_PREFILL, proxy_read_timeout="1s") as (_, client),
+        _both(tmp_path, "--keep-alive-s", "0.05", *SLOW_PREFILL, **SHORT_TIMEOUT) as (server, client),
         client.post("/v1/completions", json=SILENT) as response,
     ):
-        assert response.status == 200, await response.text()
-        text = (await response.content.read()).decode()
-    silence, answer = text.split("data: {", 1)
-    assert silence.count(": keep-alive\n\n") > 20
-    assert answer.endswith("data: [DONE]\n\n")
+        await _read_comments(response)
+        assert await server.metric("num_requests_running") == 1
+        assert await server.metric("generation_tokens_total") == 0
+
+
+async def test_answer_comes_after_a_long_wait(tmp_path: Path) -> None:
+    """The same in the queue, until the only seat is free; then the whole answer arrives."""
+    flags = ("--keep-alive-s", "0.05", "--max-seats", "1", "--ctx", "8192")
+    async with (
+        _both(tmp_path, *flags, **SHORT_TIMEOUT) as (server, client),
+        client.post("/v1/completions", json={**ENDLESS, "stream": True}) as first,
+    ):
+        await first.content.readuntil(b"data: {")  # has the seat now
+        async with client.post("/v1/completions", json={**ENDLESS, "max_tokens": 3, "stream": True}) as second:
+            await _read_comments(second)
+            assert await server.metric("num_requests_waiting") == 1
+            first.close()
+            assert (await second.content.read()).endswith(b"data: [DONE]\n\n")
 
 
 async def test_silence_without_comments_would_be_cut(tmp_path: Path) -> None:
     """The other way round: without comments that nginx cuts the same prefill off, and the server notices."""
-    async with _both(tmp_path, "--keep-alive-s", "600", *SLOW_PREFILL, proxy_read_timeout="1s") as (server, client):
+    async with _both(tmp_path, "--keep-alive-s", "600", *SLOW_PREFILL, **SHORT_TIMEOUT) as (server, client):
         async with client.post("/v1/completions", json=SILENT) as response:
             assert response.status == 200, await response.text()
             with pytest.raises(aiohttp.ClientPayloadError):
