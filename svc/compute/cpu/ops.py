@@ -56,7 +56,7 @@ class CpuOps:
 
         `poison` fills fresh memory with NaN (tests). BackendUnavailableError, one sentence, when the kernels were not built.
         """
-        self._engine = Engine(level, num_threads or len(os.sched_getaffinity(0)))
+        self._engine = Engine(level, num_threads or num_cores())
         self._poison = poison
         self._layers: dict[int, tuple[Any, ...]] = {}  # id -> (layer, structure, what else must stay alive)
         self._inputs: tuple[StepInputs | None, structs.Inputs] = (None, structs.Inputs())
@@ -161,6 +161,11 @@ class CpuOps:
         if entry is None:
             entry = self._layers[id(layer)] = (layer, *prepare(layer))
         return byref(entry[1])
+
+
+def num_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _delta_layer(layer: DeltaWeights) -> tuple[Any, ...]:

@@ -54,7 +54,8 @@ class LayerWeights:
             0, KEY_HEADS, VALUE_HEADS, STATE_SIZE, STATE_SIZE, TAPS, 1e-6, False,
             self.vector(WIDTH, mean=1), self.matrix("Q8_0", LAYOUT.conv_channels, WIDTH), self.matrix("Q4_0", values, WIDTH),
             self.matrix("F32", VALUE_HEADS, WIDTH), self.matrix("BF16", VALUE_HEADS, WIDTH),
-            self.vector(LAYOUT.conv_channels, TAPS), self.vector(VALUE_HEADS, mean=-1), self.vector(VALUE_HEADS), self.vector(STATE_SIZE, mean=1),
+            self.vector(LAYOUT.conv_channels, TAPS), self.vector(VALUE_HEADS, mean=-1), self.vector(VALUE_HEADS),
+            self.vector(STATE_SIZE, mean=1),
             self.matrix("Q8_0", WIDTH, values),
         )  # fmt: skip
 
@@ -77,7 +78,8 @@ class LayerWeights:
         return MoeFfnWeights(
             count, 3, 1.0, 1e-6, self.vector(WIDTH, mean=1), self.matrix("F32", count, WIDTH),
             self.matrix("Q4_0", count, size, WIDTH), self.matrix("Q8_0", count, size, WIDTH),
-            self.matrix("Q4_1", count, WIDTH, size), self.vector(WIDTH), self.matrix("Q8_0", shared, WIDTH), self.matrix("Q8_0", shared, WIDTH),
+            self.matrix("Q4_1", count, WIDTH, size), self.vector(WIDTH),
+            self.matrix("Q8_0", shared, WIDTH), self.matrix("Q8_0", shared, WIDTH),
             self.matrix("Q4_0", WIDTH, shared),
         )  # fmt: skip
 

@@ -34,19 +34,6 @@ ALWAYS_INLINE uint32_t float_to_bits(float value) {
     return bits;
 }
 
-/* Exact: every half is a float. Subnormal halves are scaled by a power of two, which is exact too. */
-ALWAYS_INLINE float half_to_float(uint16_t half) {
-    uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff;
-    if (rest >= 0x7c00) { /* infinity; a NaN is made quiet, as the F16C instruction does */
-        return bits_to_float(sign | 0x7f800000u | (rest & 0x3ff) << 13 | (rest > 0x7c00 ? 0x400000u : 0));
-    }
-    if (rest >= 0x400) {
-        return bits_to_float(sign | ((rest << 13) + (112u << 23)));
-    }
-    float magnitude = (float)rest * 0x1p-24f;
-    return bits_to_float(sign | float_to_bits(magnitude));
-}
-
 /* Round to nearest, ties to even; beyond 65504 infinity, as the F16C instruction does. */
 ALWAYS_INLINE uint16_t float_to_half(float value) {
     uint32_t bits = float_to_bits(value), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
@@ -88,6 +75,23 @@ ALWAYS_INLINE uint16_t float_to_half(float value) {
 #ifndef LANES_PLAIN
 #define LANES_PLAIN 0
 #endif
+
+/* Exact: every half is a float. Subnormal halves are scaled by a power of two, which is exact too. */
+ALWAYS_INLINE float half_to_float(uint16_t half) {
+#if LANES_AVX512 || LANES_AVX2
+    return _cvtsh_ss(half);
+#else
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff;
+    if (rest >= 0x7c00) { /* infinity; a NaN is made quiet, as the F16C instruction does */
+        return bits_to_float(sign | 0x7f800000u | (rest & 0x3ff) << 13 | (rest > 0x7c00 ? 0x400000u : 0));
+    }
+    if (rest >= 0x400) {
+        return bits_to_float(sign | ((rest << 13) + (112u << 23)));
+    }
+    float magnitude = (float)rest * 0x1p-24f;
+    return bits_to_float(sign | float_to_bits(magnitude));
+#endif
+}
 
 /* v_scale2(p, t): p * 2^n where t = n + 1.5 * 2^23, so that the low bits of t hold n; in two factors, so that results may be
  * subnormal or infinite. n in [-252, 254]. */
