@@ -44,7 +44,7 @@ def main() -> None:
         case "evaluate":
             from evaluate import evaluate
 
-            evaluate(args.cache, args.out, ROOT / "docs")
+            evaluate(args.cache, args.out, ROOT)
 
 
 if __name__ == "__main__":

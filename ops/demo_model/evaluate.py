@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from card import write_card
 from export import NAME
+from hf import golden, hf_model
 from model import Config, Model
 from ngram import KneserNey
 from numpy.typing import NDArray
@@ -22,8 +23,9 @@ FEW = 16  # windows that every engine scores; torch scores them all
 QUESTIONS = ("Good morning! How do you do?", "Tell me about the whale.", "Continue: Emma was silent. She walked to the window, and")
 
 
-def evaluate(cache: Path, out: Path, docs: Path) -> None:
-    """Writes results.json into `cache`, the card beside the shipped file in `out`, the loss curve into `docs`."""
+def evaluate(cache: Path, out: Path, root: Path) -> None:
+    """Writes results.json into `cache`, the card beside the shipped file in `out`, and under `root` (the repository) the loss
+    curve of the docs and the golden numbers of the tests."""
     torch.set_num_threads(2)
     shipped, exact = out / f"{NAME}.gguf", cache / f"{NAME}-F32.gguf"
     sizes = token_sizes(shipped)
@@ -37,12 +39,15 @@ def evaluate(cache: Path, out: Path, docs: Path) -> None:
     results["mtp_parameters"] = sum(p.numel() for p in model.mtp.parameters())
     results["file_bytes"] = shipped.stat().st_size
     everything = _windows(held, LENGTH)
-    results["torch, all of it"] = _measure(_torch_score(model), everything, sizes)
-    results["torch, context 4096"] = _measure(_torch_score(model), _windows(held, LONG_LENGTH), sizes)
+    results["torch, all of it"] = _measure(_score_of(model.logits), everything, sizes)
+    results["torch, context 4096"] = _measure(_score_of(model.logits), _windows(held, LONG_LENGTH), sizes)
     train = np.load(cache / "prose.npy")
     results["5-gram, all of it"] = _measure(_ngram_score(KneserNey(train)), everything, sizes)
     few = everything[:: max(1, len(everything) // FEW)][:FEW]
-    results["torch float32"] = _measure(_torch_score(model), few, sizes)
+    hf = hf_model(saved["model"], model.c)
+    results["transformers float32"] = _measure(_score_of(lambda ids: hf(ids).logits), few, sizes)
+    golden(saved["model"], model.c, few[1][:300], root / "tests" / "demo_model" / "golden.npz")
+    results["torch float32"] = _measure(_score_of(model.logits), few, sizes)
     for path in (exact, shipped):
         for room in ("reference", "cpu"):
             engine = FileModel.open(path, room)
@@ -56,7 +61,7 @@ def evaluate(cache: Path, out: Path, docs: Path) -> None:
     results["samples"] = [{"question": q, "seed": 1, "answer": answer(shipped, q, seed=1)[0]} for q in QUESTIONS]
     (cache / "results.json").write_text(json.dumps(results, indent=1))
     print(json.dumps(results, indent=1))
-    plot(cache, docs / "demo_model_loss.png", results["5-gram, all of it"]["nats"])
+    plot(cache, root / "docs" / "demo_model_loss.png", results["5-gram, all of it"]["nats"])
     write_card(results, out / f"{NAME}.md")
 
 
@@ -76,10 +81,10 @@ def _measure(score: Score, windows: list[NDArray[np.int64]], sizes: NDArray[np.i
     return {"nats": nats, "perplexity": float(np.exp(nats)), "bits_per_byte": total / np.log(2) / size, "tokens": tokens}
 
 
-def _torch_score(model: Model) -> Score:
+def _score_of(logits_of: Callable[[torch.Tensor], torch.Tensor]) -> Score:
     @torch.no_grad()
     def score(ids: NDArray[np.int64]) -> LogProbs:
-        logits = model.logits(torch.from_numpy(ids[None, :-1]))[0].double()
+        logits = logits_of(torch.from_numpy(ids[None, :-1]))[0].double()
         return logits.log_softmax(-1).gather(1, torch.from_numpy(ids[1:, None]))[:, 0].numpy()
 
     return score

@@ -1,7 +1,10 @@
 """The same weights as a transformers checkpoint: an engine written by others has to give the same logits (float32)."""
 
+from pathlib import Path
+
 import numpy as np
 import torch
+from gguf import GGMLQuantizationType, quants
 from model import Config
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
@@ -68,3 +71,22 @@ def _delta(block: dict[str, torch.Tensor], c: Config) -> dict[str, torch.Tensor]
         "out_proj.weight": block["mixer.out.weight"][:, rows],
     }
     return {f"linear_attn.{name}": value for name, value in made.items()}
+
+
+def golden(weights: dict[str, torch.Tensor], c: Config, ids: np.ndarray, path: Path) -> None:
+    """For the repository's tests: what transformers makes of the shipped Q8_0 weights, dequantized, in float32.
+
+    ids [n]; logits of the last 8 tokens, and the log probability of every token but the first.
+    """
+    rounded = {}
+    for name, value in weights.items():
+        quantized = value.ndim == 2 and "beta_alpha" not in name and "conv" not in name
+        rounded[name] = torch.from_numpy(_round_trip(value.numpy())) if quantized else value
+    with torch.no_grad():
+        logits = hf_model(rounded, c)(torch.from_numpy(ids[None])).logits[0]
+    logprobs = logits[:-1].double().log_softmax(-1).gather(1, torch.from_numpy(ids[1:, None]))[:, 0]
+    np.savez_compressed(path, ids=ids.astype(np.int32), logits=logits[-8:].numpy(), logprobs=logprobs.numpy())
+
+
+def _round_trip(values: np.ndarray) -> np.ndarray:
+    return quants.dequantize(quants.quantize(values, GGMLQuantizationType.Q8_0), GGMLQuantizationType.Q8_0)
