@@ -171,11 +171,7 @@ def load(config: Config, logger: Logger, progress: Progress) -> Loaded:
     """Everything that takes long. HeadraceError naming the culprit; what `progress` raises ends the load."""
     opened = open_configured(config)
     file, model_config, context_tokens = opened.file, opened.config, opened.context_tokens
-    tokenizer = Tokenizer.from_metadata(file.metadata)
-    if tokenizer.num_tokens > model_config.vocab_size:
-        raise ModelFileError(
-            f"{file.path}: the tokenizer has {tokenizer.num_tokens} tokens but the model only {model_config.vocab_size} embeddings"
-        )
+    tokenizer = read_tokenizer(opened)
     template = chat_template(config, file, tokenizer)
     ops = choose_ops(config, logger)
     plan = memory_plan(config, model_config, file.file_bytes, context_tokens)
@@ -183,6 +179,17 @@ def load(config: Config, logger: Logger, progress: Progress) -> Loaded:
     model = load_model(opened.source, model_config, ops, progress)
     runner = ModelRunner(model, ops, plan, config.max_step_tokens)
     return Loaded(file, model_config, context_tokens, runner, tokenizer, template)
+
+
+def read_tokenizer(opened: OpenedModel) -> Tokenizer:
+    """ModelFileError for one that does not belong to the model."""
+    tokenizer = Tokenizer.from_metadata(opened.file.metadata)
+    if tokenizer.num_tokens > opened.config.vocab_size:
+        raise ModelFileError(
+            f"{opened.file.path}: the tokenizer has {tokenizer.num_tokens} tokens "
+            f"but the model only {opened.config.vocab_size} embeddings"
+        )
+    return tokenizer
 
 
 def choose_ops(config: Config, logger: Logger) -> Ops:

@@ -1,4 +1,4 @@
-"""The command line: `headrace serve`, `headrace inspect`.
+"""The command line: `headrace serve`, `inspect`, `perplexity`.
 
 Exit codes: 0 done, 2 something the user gave cannot be used (one sentence on stderr), 130 interrupted. A traceback is our bug.
 """
@@ -9,6 +9,7 @@ import signal
 import sys
 
 from svc.cli.inspect import add_command as add_inspect
+from svc.cli.perplexity import add_command as add_perplexity
 from svc.cli.serve import add_command as add_serve
 from svc.errors import HeadraceError
 
@@ -40,6 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     add_serve(commands)
     add_inspect(commands)
+    add_perplexity(commands)
     return parser
 
 

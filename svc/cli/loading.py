@@ -1,0 +1,54 @@
+"""A model and a device for commands that compute without a server: memory for exactly what they run, and no cache."""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from svc.cli.options import load
+from svc.cli.progress import ProgressLine
+from svc.config import Config
+from svc.errors import ConfigError, MemoryBudgetError
+from svc.machine import available_memory_bytes
+from svc.memory.plan import MemoryPlan
+
+if TYPE_CHECKING:  # slow to import: only when a model is really loaded
+    from svc.compute.opening import OpenedModel
+    from svc.compute.runner import ModelRunner
+
+DEVICE_KEYS = ("device", "threads", "kv_type", "page_tokens", "max_step_tokens")
+
+
+def load_with_model(namespace: argparse.Namespace, example: str) -> Config:
+    """The configuration; ConfigError with an `example` when nothing names a model."""
+    config = load(namespace)
+    if config.model is None:
+        raise ConfigError(f"no model given: name a GGUF file ({example})")
+    return config
+
+
+def load_bare(
+    config: Config, opened: "OpenedModel", *, num_rows: int, row_tokens: int, num_cells: int = 0, quiet: bool = False
+) -> "ModelRunner":
+    """The opened model on the device asked for, with memory for `num_rows` sequences of `row_tokens` each.
+
+    What the user should know goes to stderr, as does the progress (not with `quiet`). ModelFileError, BackendUnavailableError;
+    MemoryBudgetError where so much is not free.
+    """
+    from svc.app import choose_ops
+    from svc.compute.runner import ModelRunner, load_model
+    from svc.log import configure_logging
+
+    for remark in opened.remarks:
+        print(f"headrace: warning: {remark.reason}", file=sys.stderr)
+    ops = choose_ops(config, configure_logging("warning", "console"))
+    layout = opened.config.memory_layout(config.page_tokens, config.kv_type)
+    plan = MemoryPlan(layout, num_rows * -(-row_tokens // config.page_tokens), num_rows, num_cells)
+    free_bytes = available_memory_bytes() - opened.file.file_bytes
+    if plan.total_bytes > free_bytes:
+        raise MemoryBudgetError(
+            f"{num_rows} sequences of {row_tokens} tokens need {plan.total_bytes} bytes, "
+            f"but {max(free_bytes, 0)} are free beside the weights: take fewer or shorter ones"
+        )
+    with ProgressLine("loading", max(1, opened.file.file_bytes), quiet=quiet) as line:
+        model = load_model(opened.source, opened.config, ops, lambda done, total: line.update(done))
+    return ModelRunner(model, ops, plan, config.max_step_tokens)

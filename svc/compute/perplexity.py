@@ -1,0 +1,134 @@
+"""Perplexity as llama-perplexity measures it: log probabilities of the second half of each chunk of a text.
+
+The text's tokens are cut into chunks of n_ctx; each chunk starts from nothing, its first half is only context. Chunks run several
+at once, each in a live row of its own, and in pieces of whatever length a step has room for: on the cpu device neither changes a
+bit, and the sums are taken in the order of the text.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from svc.compute.backend import Backend, Piece, Score, StepBatch
+
+Float64 = NDArray[np.float64]
+Int32 = NDArray[np.int32]
+MIN_CHUNK_TOKENS = 4  # of these one is scored
+
+
+@dataclass(frozen=True, slots=True)
+class Perplexity:
+    """`value` +/- `error` (one standard error) over `num_scored` tokens whose mean negative log probability is `mean_nll`."""
+
+    value: float
+    error: float
+    mean_nll: float
+    num_scored: int
+
+
+def first_scored(chunk_tokens: int) -> int:
+    """Position in a chunk of the first token whose probability counts: the one behind the first half and one more."""
+    return chunk_tokens // 2 + 1
+
+
+def cut(tokens: Int32, chunk_tokens: int, bos_id: int | None = None) -> Int32:
+    """[n] -> whole chunks [n // chunk_tokens, chunk_tokens]; what is left over is dropped.
+
+    `bos_id`: for models that want one, what every chunk begins with instead of its own first token.
+    """
+    assert chunk_tokens >= MIN_CHUNK_TOKENS, chunk_tokens
+    num_chunks = len(tokens) // chunk_tokens
+    chunks = np.array(tokens[: num_chunks * chunk_tokens], np.int32).reshape(num_chunks, chunk_tokens)
+    if bos_id is not None:
+        chunks[:, 0] = bos_id
+    return chunks
+
+
+def estimate(nll: Float64) -> Perplexity:
+    """From negative log probabilities [n] in the order of the text, n >= 1; the error is infinite where n is 1."""
+    mean = float(nll.mean())
+    variance = max(float(np.square(nll).mean()) - mean * mean, 0.0)
+    value = math.exp(mean)
+    error = math.sqrt(variance / (len(nll) - 1)) * value if len(nll) > 1 else math.inf
+    return Perplexity(value, error, mean, len(nll))
+
+
+def score_chunks(backend: Backend, chunks: Int32, on_step: Callable[[int, Float64], None] = lambda done, nll: None) -> Float64:
+    """Negative log probabilities of the scored half of each chunk, [n, chunk_tokens - first_scored]; NaN for broken logits.
+
+    Uses all rows of the backend's plan, which must have pages for a chunk in each. `on_step` is told after every step how many
+    tokens are done in all and what is known so far: NaN where nothing is yet.
+    """
+    first = first_scored(chunks.shape[1])
+    nll = np.full((len(chunks), chunks.shape[1] - first), np.nan)
+    num_done = 0
+    for work in _steps(backend, chunks):
+        batch = StepBatch(
+            zero_rows=[part.row for part in work if part.start == 0],
+            pieces=[part.piece for part in work],
+            scores=[score for index, part in enumerate(work) for score in part.scores(index, first)],
+        )
+        results = iter(backend.run(batch).scores)
+        for part in work:
+            for position in part.scored(first):
+                nll[part.chunk, position - first] = -next(results)
+        num_done += batch.num_tokens
+        on_step(num_done, nll)
+    return nll
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One chunk's share of a step: tokens [start, end) of it, in a live row."""
+
+    chunk: int
+    row: int
+    start: int
+    end: int
+    tokens: Int32 = field(repr=False)  # the whole chunk
+    pages: Int32 = field(repr=False)
+
+    @property
+    def piece(self) -> Piece:
+        return Piece(self.row, self.start, self.tokens[self.start : self.end], self.pages)
+
+    def scored(self, first: int) -> range:
+        """Positions whose tokens are predicted in this part."""
+        return range(max(self.start + 1, first), self.end + 1)
+
+    def scores(self, index: int, first: int) -> list[Score]:
+        return [Score(index, position, int(self.tokens[position])) for position in self.scored(first)]
+
+
+def _steps(backend: Backend, chunks: Int32) -> Iterator[list[_Part]]:
+    """Every row takes the next chunk as soon as it is free; a step's tokens are shared evenly among the rows at work.
+
+    The last token of a chunk is only predicted, never evaluated.
+    """
+    num_evaluated = chunks.shape[1] - 1
+    pages_per_row = -(-num_evaluated // backend.plan.layout.page_tokens)
+    assert pages_per_row * backend.plan.num_rows <= backend.plan.num_pages or not backend.plan.layout.page_elements, "too few pages"
+    waiting = iter(range(len(chunks)))
+    at: dict[int, tuple[int, int]] = {}  # row -> (chunk, tokens done)
+    while True:
+        for row in range(backend.plan.num_rows):
+            if row not in at and (chunk := next(waiting, None)) is not None:
+                at[row] = chunk, 0
+        if not at:
+            return
+        work = []
+        left = backend.max_step_tokens
+        for index, (row, (chunk, start)) in enumerate(sorted(at.items())):
+            count = min(left // (len(at) - index), num_evaluated - start)
+            if count:
+                pages = np.arange(pages_per_row, dtype=np.int32) + row * pages_per_row
+                work.append(_Part(chunk, row, start, start + count, chunks[chunk], pages))
+                left -= count
+        yield work
+        for part in work:
+            at[part.row] = part.chunk, part.end
+            if part.end == num_evaluated:
+                del at[part.row]
