@@ -42,5 +42,5 @@ class Room:
 
 ROOMS = [
     Room("reference", ReferenceOps),
-    *(Room(f"cpu-{level}", partial(CpuOps, 2, level=level, poison=True)) for level in available_levels()),
+    *(Room(f"cpu-{level}", partial(CpuOps, 2, level=level, poison=True, least_shared_work=0)) for level in available_levels()),
 ]

@@ -22,6 +22,7 @@ from svc.memory.plan import MemoryPlan
 
 Float32 = NDArray[np.float32]
 NO_MATRIX = structs.Matrix()
+LEAST_SHARED_WORK = 1 << 17  # multiply-adds, about 10 microseconds: less is not worth waking a thread
 
 
 class CpuWeight:
@@ -51,12 +52,20 @@ class CpuOps:
 
     name = "cpu"
 
-    def __init__(self, num_threads: int = 0, *, level: str | None = None, poison: bool = False) -> None:
+    def __init__(
+        self,
+        num_threads: int = 0,
+        *,
+        level: str | None = None,
+        poison: bool = False,
+        least_shared_work: int = LEAST_SHARED_WORK,
+    ) -> None:
         """`num_threads`: 0 takes every core this process may use. `level`: one of library.LEVELS instead of the best.
 
-        `poison` fills fresh memory with NaN (tests). BackendUnavailableError, one sentence, when the kernels were not built.
+        For tests: `poison` fills fresh memory with NaN, `least_shared_work=0` shares the smallest jobs between the threads too.
+        BackendUnavailableError, one sentence, when the kernels were not built.
         """
-        self._engine = Engine(level, num_threads or num_cores())
+        self._engine = Engine(level, num_threads or num_cores(), least_shared_work)
         self._poison = poison
         self._layers: dict[int, tuple[Any, ...]] = {}  # id -> (layer, structure, what else must stay alive)
         self._inputs: tuple[StepInputs | None, structs.Inputs] = (None, structs.Inputs())

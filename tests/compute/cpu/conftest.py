@@ -16,7 +16,7 @@ def make_ops() -> Iterator[MakeOps]:
     made: list[CpuOps] = []
 
     def make(threads: int, level: str) -> CpuOps:
-        made.append(CpuOps(threads, level=level, poison=True))
+        made.append(CpuOps(threads, level=level, poison=True, least_shared_work=0))
         return made[-1]
 
     yield make

@@ -55,7 +55,7 @@ def test_same_bits_on_every_level_thread_count_and_schedule(make_ops: MakeOps, l
 
 @pytest.fixture(scope="module")
 def best() -> CpuOps:
-    return CpuOps(3, poison=True)
+    return CpuOps(3, poison=True, least_shared_work=0)
 
 
 @st.composite

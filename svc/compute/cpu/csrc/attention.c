@@ -345,23 +345,25 @@ static struct block *make_blocks(engine *e, const step_inputs *in, int *count) {
     return blocks;
 }
 
-static int segments_of_step(const step_inputs *in) {
+/* One behind the highest position of the step. */
+static int end_of_step(const step_inputs *in) {
     int last = 0;
     for (int t = 0; t < in->num_tokens; t++) {
         last = in->positions[t] > last ? in->positions[t] : last;
     }
-    return last / SEGMENT + 1;
+    return last + 1;
 }
 
 static void attend(attention_job *j, int num_blocks) {
     engine *e = j->e;
     int tasks = num_blocks * j->l->num_kv_heads;
-    j->num_segments = segments_of_step(j->in);
+    size_t queries = (size_t)j->in->num_tokens * (size_t)j->l->num_heads;
+    int end = end_of_step(j->in);
+    j->num_segments = div_up(end, SEGMENT);
     if (j->num_segments == 1 || tasks >= 4 * pool_threads(e->threads)) {
-        pool_run(e->threads, block_task, j, tasks);
+        run_tasks(e, block_task, j, tasks, 2 * queries * (size_t)end * (size_t)j->l->head_dim);
         return;
     }
-    size_t queries = (size_t)j->in->num_tokens * (size_t)j->l->num_heads;
     j->partial = arena_floats(e, queries * (size_t)j->num_segments * (size_t)(j->l->head_dim + LANES));
     if (!e->out_of_memory) {
         pool_run(e->threads, segment_task, j, tasks * j->num_segments);
@@ -401,7 +403,7 @@ EXPORT int hr_attention_mixer(engine *e, float *hidden, const attention_layer *l
     if (e->out_of_memory) {
         return -1;
     }
-    pool_run(e->threads, prepare_task, &j, in->num_tokens);
+    run_tasks(e, prepare_task, &j, in->num_tokens, 8 * tokens * j.query_ld);
     attend(&j, num_blocks);
     product output = {.weight = &l->output, .x = j.result, .ldx = j.result_ld, .num_tokens = in->num_tokens,
                       .out = hidden, .ldo = (size_t)size, .add = 1};

@@ -265,9 +265,10 @@ EXPORT int hr_delta_mixer(engine *e, float *hidden, const delta_layer *l, const 
     if (e->out_of_memory) {
         return -1; /* before any state changed */
     }
-    pool_run(e->threads, token_task, &j, in->num_tokens);
-    pool_run(e->threads, recurrence_task, &j, in->num_sequences * (l->num_value_heads * panels_per_head(&j) + 1));
-    pool_run(e->threads, gated_norm_task, &j, in->num_tokens);
+    run_tasks(e, token_task, &j, in->num_tokens, 8 * tokens * (size_t)j.channels);
+    int tasks = in->num_sequences * (l->num_value_heads * panels_per_head(&j) + 1);
+    run_tasks(e, recurrence_task, &j, tasks, 6 * tokens * recurrent);
+    run_tasks(e, gated_norm_task, &j, in->num_tokens, 6 * tokens * (size_t)j.values);
     product output = {.weight = &l->output, .x = j.result, .ldx = (size_t)j.values, .num_tokens = in->num_tokens,
                       .out = hidden, .ldo = (size_t)l->output.rows, .add = 1};
     run_products(e, &output, 1);

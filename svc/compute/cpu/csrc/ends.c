@@ -18,7 +18,7 @@ static void embed_task(void *context, int token, int worker) {
 
 EXPORT int hr_embed(engine *e, float *hidden, const matrix *table, const step_inputs *in) {
     embed_job j = {e, hidden, table, in};
-    pool_run(e->threads, embed_task, &j, in->num_tokens);
+    run_tasks(e, embed_task, &j, in->num_tokens, 4 * (size_t)in->num_tokens * (size_t)table->cols);
     return 0;
 }
 

@@ -75,12 +75,13 @@ void reserve_scratch(engine *e, size_t floats) {
     e->scratch_floats = floats;
 }
 
-EXPORT engine *hr_open(int threads) {
+EXPORT engine *hr_open(int threads, int64_t least_shared_work) {
     engine *e = calloc(1, sizeof *e);
     if (!e || !(e->threads = pool_open(threads))) {
         free(e);
         return NULL;
     }
+    e->least_shared_work = (size_t)least_shared_work;
     e->scratch = calloc((size_t)pool_threads(e->threads), sizeof *e->scratch);
     if (!e->scratch) {
         pool_close(e->threads), free(e);
@@ -142,7 +143,7 @@ static void norm_task(void *context, int token, int worker) {
 
 void norm_tokens(engine *e, const float *hidden, const float *weight, float epsilon, int num_tokens, int size, float *out) {
     norm_job job = {hidden, weight, epsilon, size, out};
-    pool_run(e->threads, norm_task, &job, num_tokens);
+    run_tasks(e, norm_task, &job, num_tokens, 4 * (size_t)num_tokens * (size_t)size);
 }
 
 int32_t *sequence_of_token(engine *e, const step_inputs *in) {

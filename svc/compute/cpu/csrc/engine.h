@@ -60,6 +60,7 @@ typedef struct {
 
 typedef struct {
     pool *threads;
+    size_t least_shared_work; /* see run_tasks */
     codebooks books;
     float **scratch; /* one block per thread, of scratch_floats */
     size_t scratch_floats;
@@ -73,6 +74,18 @@ void *arena_bytes(engine *e, size_t bytes);
 ALWAYS_INLINE float *arena_floats(engine *e, size_t count) { return arena_bytes(e, count * sizeof(float)); }
 /* At least `floats` of private scratch for every thread; call it outside of tasks. */
 void reserve_scratch(engine *e, size_t floats);
+
+/* Runs tasks on all threads, or on this one when all of them together are less work than handing them out: `work` is the total in
+ * multiply-adds, roughly. No result depends on it. */
+ALWAYS_INLINE void run_tasks(engine *e, task_fn fn, void *context, int num_tasks, size_t work) {
+    if (work < e->least_shared_work) {
+        for (int task = 0; task < num_tasks; task++) {
+            fn(context, task, 0);
+        }
+    } else {
+        pool_run(e->threads, fn, context, num_tasks);
+    }
+}
 
 ALWAYS_INLINE int div_up(int a, int b) { return (a + b - 1) / b; }
 ALWAYS_INLINE int min_int(int a, int b) { return a < b ? a : b; }

@@ -122,7 +122,8 @@ static void route(moe_job *j, const float *normed, size_t ld) {
     };
     run_products(j->e, products, j->l->has_shared ? 2 : 1);
     if (!j->e->out_of_memory) {
-        pool_run(j->e->threads, route_task, j, j->num_tokens);
+        size_t work = (size_t)j->num_tokens * (size_t)j->l->num_experts * (size_t)j->l->num_used;
+        run_tasks(j->e, route_task, j, j->num_tokens, work);
     }
 }
 
@@ -189,6 +190,6 @@ EXPORT int hr_moe_ffn(engine *e, float *hidden, const moe_layer *l, const step_i
     if (e->out_of_memory) {
         return -1;
     }
-    pool_run(e->threads, combine_task, &j, in->num_tokens);
+    run_tasks(e, combine_task, &j, in->num_tokens, 2 * pairs * (size_t)size);
     return 0;
 }

@@ -195,10 +195,11 @@ static void product_task(void *context, int task, int worker) {
 
 void run_products(engine *e, const product *products, int count) {
     int *first_tile = arena_bytes(e, (size_t)(count + 1) * sizeof *first_tile);
-    size_t widest = 0;
+    size_t widest = 0, work = 0;
     for (int i = 0; i < count; i++) {
-        size_t floats = (size_t)(products[i].up ? 2 : 1) * TILE_ROWS * ROUND_LANES(products[i].weight->cols);
+        size_t columns = (size_t)(products[i].up ? 2 : 1) * ROUND_LANES(products[i].weight->cols), floats = TILE_ROWS * columns;
         widest = floats > widest ? floats : widest;
+        work += (size_t)products[i].weight->rows * columns * (size_t)(products[i].num_tokens + 4); /* 4: to dequantize one weight */
     }
     reserve_scratch(e, widest);
     if (e->out_of_memory) {
@@ -209,5 +210,5 @@ void run_products(engine *e, const product *products, int count) {
         first_tile[i + 1] = first_tile[i] + (products[i].num_tokens ? div_up(products[i].weight->rows, TILE_ROWS) : 0);
     }
     phase ph = {e, products, first_tile, count};
-    pool_run(e->threads, product_task, &ph, first_tile[count]);
+    run_tasks(e, product_task, &ph, first_tile[count], work);
 }

@@ -15,7 +15,7 @@
 
 #define TASK_BITS 31
 #define TASK_MASK ((UINT64_C(1) << TASK_BITS) - 1)
-#define SPINS 4000 /* about 40-100 microseconds: longer than the gap between two phases of a step */
+#define SPINS 1000 /* 15 to 50 microseconds: longer than the gap between two phases of a step */
 
 #if defined(__x86_64__) || defined(__i386__)
 #define RELAX() __builtin_ia32_pause()
