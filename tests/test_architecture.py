@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "svc.http": ("svc.slots", "svc.memory.placement", "svc.compute.sampling.params", "svc.log", "svc.metrics"),
     "svc.lifecycle": ("svc.slots", "svc.log"),
     "svc.app": ("svc.http", "svc.slots", "svc.memory", "svc.compute", "svc.log", "svc.metrics", "svc.lifecycle", "svc.machine"),
-    "svc.cli": ("svc.app", "svc.memory", "svc.compute", "svc.log", "svc.machine"),
+    "svc.cli": ("svc.app", "svc.slots", "svc.memory", "svc.compute", "svc.log", "svc.machine"),
 }
 EVERYONE_MAY_IMPORT = ("svc.config", "svc.errors")
 

@@ -1,4 +1,4 @@
-"""The command line: `headrace serve`, `inspect`, `perplexity`.
+"""The command line: `headrace serve`, `inspect`, `perplexity`, `bench`.
 
 Exit codes: 0 done, 2 something the user gave cannot be used (one sentence on stderr), 130 interrupted. A traceback is our bug.
 """
@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 
+from svc.cli.bench import add_command as add_bench
 from svc.cli.inspect import add_command as add_inspect
 from svc.cli.perplexity import add_command as add_perplexity
 from svc.cli.serve import add_command as add_serve
@@ -42,6 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_serve(commands)
     add_inspect(commands)
     add_perplexity(commands)
+    add_bench(commands)
     return parser
 
 

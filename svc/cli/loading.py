@@ -27,9 +27,9 @@ def load_with_model(namespace: argparse.Namespace, example: str) -> Config:
 
 
 def load_bare(
-    config: Config, opened: "OpenedModel", *, num_rows: int, row_tokens: int, num_cells: int = 0, quiet: bool = False
+    config: Config, opened: "OpenedModel", *, num_rows: int, num_pages: int, num_cells: int = 0, quiet: bool = False
 ) -> "ModelRunner":
-    """The opened model on the device asked for, with memory for `num_rows` sequences of `row_tokens` each.
+    """The opened model on the device asked for, with so many seats, KV pages and snapshot cells.
 
     What the user should know goes to stderr, as does the progress (not with `quiet`). ModelFileError, BackendUnavailableError;
     MemoryBudgetError where so much is not free.
@@ -42,11 +42,11 @@ def load_bare(
         print(f"headrace: warning: {remark.reason}", file=sys.stderr)
     ops = choose_ops(config, configure_logging("warning", "console"))
     layout = opened.config.memory_layout(config.page_tokens, config.kv_type)
-    plan = MemoryPlan(layout, num_rows * -(-row_tokens // config.page_tokens), num_rows, num_cells)
+    plan = MemoryPlan(layout, num_pages, num_rows, num_cells)
     free_bytes = available_memory_bytes() - opened.file.file_bytes
     if plan.total_bytes > free_bytes:
         raise MemoryBudgetError(
-            f"{num_rows} sequences of {row_tokens} tokens need {plan.total_bytes} bytes, "
+            f"{num_rows} sequences at once, {plan.kv_tokens} tokens in all, need {plan.total_bytes} bytes, "
             f"but {max(free_bytes, 0)} are free beside the weights: take fewer or shorter ones"
         )
     with ProgressLine("loading", max(1, opened.file.file_bytes), quiet=quiet) as line:

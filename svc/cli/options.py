@@ -50,7 +50,7 @@ def _add_flag(parser: argparse.ArgumentParser, option: Option) -> None:
         return
     if option.kind == "list":
         text += "; may be given several times"
-        parser.add_argument(option.flag, metavar="KEY=TYPE:VALUE", action="append", default=argparse.SUPPRESS, help=text)
+        parser.add_argument(option.flag, metavar=option.metavar, action="append", default=argparse.SUPPRESS, help=text)
         return
     metavar = METAVARS.get(option.kind) or "{" + option.expected.removeprefix("one of ").replace(", ", ",") + "}"
     parser.add_argument(option.flag, metavar=metavar, default=argparse.SUPPRESS, help=text)

@@ -110,7 +110,8 @@ def measure(config: Config, text: str, chunk_tokens: int, num_sequences: int, *,
     if len(chunks) == 0:
         raise ConfigError(f"the text has {len(tokens)} tokens, fewer than one chunk of {chunk_tokens}: give more text or --chunk")
     num_rows = min(num_sequences, len(chunks))
-    runner = load_bare(config, opened, num_rows=num_rows, row_tokens=chunk_tokens, quiet=quiet)
+    num_pages = num_rows * -(-chunk_tokens // config.page_tokens)
+    runner = load_bare(config, opened, num_rows=num_rows, num_pages=num_pages, quiet=quiet)
 
     began = time.perf_counter()
     with ProgressLine("perplexity", chunks.size - len(chunks), quiet=quiet) as line:
