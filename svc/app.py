@@ -4,6 +4,7 @@ The port is opened first (a taken port is known at once, and probes get an answe
 """
 
 import asyncio
+import secrets
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -27,6 +28,7 @@ from svc.compute.weights.parts import stem
 from svc.compute.worker import ComputeWorker
 from svc.config import Config, inapplicable, service_manager
 from svc.errors import BackendUnavailableError, ConfigError, ModelFileError
+from svc.http.access import ApiKeys
 from svc.http.server import HttpServer
 from svc.http.service import Door, ModelInfo, Readiness, Service
 from svc.http.text.chat_template import ChatTemplate
@@ -87,7 +89,8 @@ async def serve(config: Config, logger: Logger) -> int:
     """`run_server` on a running loop."""
     manager = service_manager()
     notifier, metrics, door = Notifier(manager.notify_socket), Metrics(), Door()
-    server = HttpServer(door, metrics, logger, max_body_bytes=config.max_body_bytes)
+    keys = None if config.api_key_file is None else ApiKeys.load(config.api_key_file)
+    server = HttpServer(door, metrics, logger, max_body_bytes=config.max_body_bytes, keys=keys, cors_origins=config.cors_origins)
     with Shutdown() as shutdown:
         url = await server.start(config.host, config.port)
         logger.info("listening", url=url)
@@ -106,6 +109,24 @@ async def serve(config: Config, logger: Logger) -> int:
         finally:
             await server.stop()
     return 0
+
+
+@asynccontextmanager
+async def private_server(config: Config, logger: Logger, progress: Progress) -> AsyncIterator[tuple[str, str]]:
+    """A server for this process alone, ready for requests: (URL on the loopback interface, API key that nobody else knows).
+
+    No signal handlers, no systemd: whoever enters decides when it ends. Raises what `load` raises.
+    """
+    metrics, door, key = Metrics(), Door(), secrets.token_urlsafe()
+    server = HttpServer(door, metrics, logger, max_body_bytes=config.max_body_bytes, keys=ApiKeys([key]))
+    url = await server.start("127.0.0.1", 0)
+    try:
+        loaded = await asyncio.to_thread(load, config, logger, progress)
+        async with _running(config, logger, loaded, metrics) as engine:
+            door.open(_service(config, loaded, engine, metrics))
+            yield url, key
+    finally:
+        await server.stop()
 
 
 @asynccontextmanager
@@ -334,10 +355,11 @@ def _service(config: Config, loaded: Loaded, engine: Engine, metrics: Metrics) -
         engine=engine,
         tokenizer=loaded.tokenizer,
         template=loaded.template,
-        model=ModelInfo(model_name(config), int(time.time()), model.vocab_size, meta, config.strict_model_name),
+        model=ModelInfo(model_name(config), int(time.time()), model.vocab_size, meta, config.strict_model_name, str(file.path)),
         fingerprint=f"headrace-{_version()}-{loaded.runner.name}",
         metrics=metrics,
         keep_alive_s=config.keep_alive_s,
+        show_prompts=config.slots_prompt_text,
     )
 
 

@@ -22,6 +22,9 @@ from svc.errors import ConfigError
 VARIABLE_PREFIX = "HEADRACE_"
 CONFIG_FILE_VARIABLE = "HEADRACE_CONFIG"
 SIZE = {"size": True}  # marks a field whose text form may be "4GiB"
+# Several KEY=TYPE:VALUE in one text: a comma that no such beginning follows belongs to the value.
+PAIRS = {"metavar": "KEY=TYPE:VALUE", "separator": r",(?=[^,=]+=(?:int|float|bool|str):)"}
+ORIGINS = {"metavar": "ORIGIN", "separator": r"\s*,\s*"}
 UNIT_BYTES = {
     "": 1,
     "B": 1,
@@ -60,11 +63,31 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = None
     override_kv: Annotated[
         tuple[str, ...],
-        Meta(description="metadata of the model file to replace, each KEY=TYPE:VALUE with a type of int, float, bool or str"),
+        Meta(
+            description="metadata of the model file to replace, each KEY=TYPE:VALUE with a type of int, float, bool or str",
+            examples=["qwen35.context_length=int:8192"],
+            extra=PAIRS,
+        ),
     ] = ()
 
     host: Annotated[str, Meta(description="address to listen on; 0.0.0.0 for every interface")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="TCP port to listen on; 0 takes a free one")] = 8080
+    api_key_file: Annotated[
+        str | None,
+        Meta(
+            description="file of API keys, one a line, one of which every request must bring; unset: everybody is let in",
+            examples=["/etc/headrace/api-keys"],
+        ),
+    ] = None
+    cors_origins: Annotated[
+        tuple[str, ...],
+        Meta(
+            description='origins whose pages may use the API from a browser; "*" is every origin',
+            examples=["https://chat.example.org"],
+            extra=ORIGINS,
+        ),
+    ] = ()
+    slots_prompt_text: Annotated[bool, Meta(description="show in /slots what is being asked and answered, as text")] = False
     max_body_bytes: Annotated[PositiveSize, Meta(description="largest request body taken", extra=SIZE)] = 64 * 2**20
     keep_alive_s: Annotated[
         float, Meta(gt=0, le=3600, description="seconds of silence in a stream after which a keep-alive comment is sent")
@@ -79,7 +102,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = "auto"
     threads: Annotated[int, Meta(ge=0, le=1024, description="threads that compute; 0: all cores")] = 0
     ctx: Annotated[
-        int, Meta(ge=0, le=2**24, description="longest sequence in tokens, prompt and answer together; 0: what the model is made for")
+        int,
+        Meta(ge=0, le=2**24, description="longest sequence in tokens, prompt and answer together; 0: what the model is made for"),
     ] = 0
     kv_type: Annotated[Literal["f16", "f32"], Meta(description="number format of keys and values in the KV pages")] = "f16"
     page_tokens: Annotated[Literal[16, 32, 48, 64], Meta(description="tokens in one KV page")] = 32
@@ -141,6 +165,8 @@ class Option:
     kind: Kind
     expected: str  # completes "must be ..."
     example: str | None  # for options without a default
+    metavar: str = ""  # of lists: what one item is called
+    separator: str = ""  # of lists: the pattern between the items of one text
 
     @property
     def variable(self) -> str:
@@ -302,18 +328,13 @@ def _to_type(option: Option, value: object, strict: bool) -> object:
         value = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(value.lower(), value)
     if option.kind == "list" and not strict:
         texts = value if isinstance(value, list) else [str(value)]
-        value = [item for text in texts for item in _split_list(text)]
+        value = [item for text in texts if text for item in re.split(option.separator, text.strip())]
     if option.kind == "text" and value == "":
         raise ValueError("empty")
     converted = msgspec.convert(value, option.type, strict=strict)
     if isinstance(converted, float) and not math.isfinite(converted):
         raise ValueError("not finite")
     return converted
-
-
-def _split_list(text: str) -> list[str]:
-    """Several KEY=TYPE:VALUE in one text, with commas between: a comma that no such beginning follows belongs to the value."""
-    return re.split(r",(?=[^,=]+=(?:int|float|bool|str):)", text) if text else []
 
 
 def _options() -> Iterator[Option]:
@@ -324,13 +345,14 @@ def _options() -> Iterator[Option]:
     for field in hints.fields:
         assert isinstance(field.type, msgspec.inspect.Metadata)
         schema = field.type.extra_json_schema or {}
-        is_size = bool((field.type.extra or {}).get("size"))
-        kind, expected = _describe(field.type.type, annotations[field.name], is_size)
+        extra = field.type.extra or {}
         example = schema.get("examples", [None])[0]
-        yield Option(field.name, field.default, schema["description"], annotations[field.name], kind, expected, example)
+        kind, expected = _describe(field.type.type, annotations[field.name], bool(extra.get("size")), example)
+        texts = (extra.get("metavar", ""), extra.get("separator", ""))
+        yield Option(field.name, field.default, schema["description"], annotations[field.name], kind, expected, example, *texts)
 
 
-def _describe(kind: msgspec.inspect.Type, annotation: Any, is_size: bool) -> tuple[Kind, str]:
+def _describe(kind: msgspec.inspect.Type, annotation: Any, is_size: bool, example: str | None) -> tuple[Kind, str]:
     """(Option.kind, Option.expected) of a field's type."""
     match kind:
         case _ if is_size:
@@ -339,7 +361,7 @@ def _describe(kind: msgspec.inspect.Type, annotation: Any, is_size: bool) -> tup
         case msgspec.inspect.BoolType():
             return "switch", "true or false"
         case msgspec.inspect.VarTupleType():
-            return "list", 'a list of texts such as ["qwen35.context_length=int:8192"]'
+            return "list", f'a list of texts such as ["{example}"]'
         case msgspec.inspect.LiteralType():
             in_order = get_args(get_args(annotation)[0])  # the inspected type has its values sorted
             return "choice", "one of " + ", ".join(map(str, in_order))

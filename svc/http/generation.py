@@ -9,7 +9,7 @@ from types import TracebackType
 
 from svc.http.errors import ApiError, internal_error, unavailable
 from svc.http.options import GenerationOptions
-from svc.http.schema import CacheReportOut, HeadraceOut, PromptTokensDetails, UsageOut
+from svc.http.schema import CacheReportOut, HeadraceOut, PromptTokensDetails, TimingsOut, UsageOut
 from svc.http.service import Service
 from svc.http.text.answer_text import AnswerText
 from svc.http.text.chat_template import PromptTokens
@@ -37,14 +37,23 @@ class Piece:
 class Answer:
     """One choice of one prompt on its way. `on_token` runs inside the step loop's commit, everything else in the handler."""
 
-    def __init__(self, index: int, prompt: PromptTokens, text: AnswerText, metrics: Metrics, arrival_s: float) -> None:
-        """`arrival_s`: when the HTTP request came, on the clock of time.monotonic."""
+    def __init__(
+        self, index: int, prompt: PromptTokens, text: AnswerText, metrics: Metrics, arrival_s: float, max_predict_s: float = 0.0
+    ) -> None:
+        """`arrival_s`: when the HTTP request came, on the clock of time.monotonic.
+
+        `max_predict_s`: seconds after the first token when the answer ends, once it has a complete line; 0: no limit.
+        """
         self.index = index
         self.prompt = prompt
         self.finished: Finished | None = None
+        self.has_new_line = False
         self._text = text
         self._metrics = metrics
         self._arrival_s = arrival_s
+        self._max_predict_s = max_predict_s
+        self._first_token_s: float | None = None
+        self._out_of_time = False
         self._last_token_s: float | None = None
         self._deltas: deque[str] = deque()  # one per TokenEvent that has not been read yet
 
@@ -52,13 +61,20 @@ class Answer:
         """The engine's question after each token: does the answer end here?"""
         now = time.monotonic()
         if self._last_token_s is None:
+            self._first_token_s = now
             self._metrics.first_token(now - self._arrival_s)
         else:
             self._metrics.next_token(now - self._last_token_s)
         self._last_token_s = now
         delta = self._text.push(token)
         self._deltas.append(delta.text)
-        return delta.stopped
+        self.has_new_line = self.has_new_line or "\n" in delta.text
+        return delta.stopped or self._time_is_over(now)
+
+    def _time_is_over(self, now: float) -> bool:
+        if self._max_predict_s and self.has_new_line and self._first_token_s is not None:
+            self._out_of_time = now - self._first_token_s > self._max_predict_s
+        return self._out_of_time
 
     def accept(self, events: Sequence[Event]) -> Piece:
         """Takes events in; the end is the last of them."""
@@ -75,8 +91,28 @@ class Answer:
             case FinishReason.ERROR:
                 return Piece(self, text, tokens, error=GenerationFailedError(end.error or "unknown"))
         rest = self._text.flush()
-        stopped = rest.stopped or end.reason is FinishReason.STOP
-        return Piece(self, text + rest.text, tokens, "stop" if stopped else "length")
+        self.has_new_line = self.has_new_line or "\n" in rest.text
+        return Piece(self, text + rest.text, tokens, "length" if self.stop_type == "limit" else "stop")
+
+    @property
+    def stopping_word(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._text.stop_hit
+
+    @property
+    def stop_type(self) -> str:
+        """Why the answer ended, in llama-server's words: "word" (a stop string), "eos" (a stop token) or "limit"."""
+        assert self.finished is not None
+        if self._text.stop_hit is not None:
+            return "word"
+        return "eos" if self.finished.reason is FinishReason.STOP and not self._out_of_time else "limit"
+
+    def timings(self) -> TimingsOut:
+        """Only once it has ended."""
+        assert self.finished is not None
+        usage, timing = self.finished.usage, self.finished.timing
+        evaluated = usage.prompt_tokens - usage.cached_tokens
+        return _timings(usage.cached_tokens, evaluated, timing.prefill_s, usage.completion_tokens, timing.decode_s)
 
 
 class GenerationFailedError(Exception):
@@ -125,9 +161,8 @@ class Generation:
 
     def _submit(self, prompt_index: int, prompt: PromptTokens, choice: int) -> None:
         service, options = self.service, self.options
-        stop_ids = service.tokenizer.eos_ids
-        text = AnswerText(service.tokenizer, options.stop)
-        answer = Answer(len(self.answers), prompt, text, service.metrics, self.arrival_s)
+        text = AnswerText(service.tokenizer, options.stop, min_tokens=options.min_tokens)
+        answer = Answer(len(self.answers), prompt, text, service.metrics, self.arrival_s, options.max_predict_s)
         request = Request(
             id=self.id if len(self.prompts) == 1 else f"{self.id}.{prompt_index}",
             prompt=tuple(prompt.ids),
@@ -135,8 +170,9 @@ class Generation:
             params=options.params,
             choice=choice,
             boundaries=prompt.boundaries,
-            stop_ids=options.stop_token_ids | (frozenset() if options.ignore_eos else stop_ids),
-            banned=tuple(sorted(stop_ids - options.stop_token_ids)) if options.ignore_eos else (),
+            stop_ids=options.stop_ids,
+            banned=options.banned,
+            min_tokens=options.min_tokens,
             use_cache=options.use_cache,
             on_token=answer.on_token,
         )
@@ -193,11 +229,42 @@ class Generation:
             prompt_tokens_details=PromptTokensDetails(max(0, prompt_tokens - evaluated)),
         )
 
-    def report(self) -> HeadraceOut:
-        """Why prompt tokens were evaluated. Only once `ended`."""
-        reports = [
-            CacheReportOut(f.cache.matched_tokens, f.cache.resumed_at, f.cache.reason)
-            for answer in self.answers
-            if (f := answer.finished)
-        ]
+    def timings(self) -> TimingsOut:
+        """Counts as in `usage`, and times by the wall: of several answers at once the longest. Only once `ended`."""
+        usage = self.usage()
+        cached = usage.prompt_tokens_details.cached_tokens
+        ends = [answer.finished.timing for answer in self.answers if answer.finished]
+        prefill_s, decode_s = max(timing.prefill_s for timing in ends), max(timing.decode_s for timing in ends)
+        return _timings(cached, usage.prompt_tokens - cached, prefill_s, usage.completion_tokens, decode_s)
+
+    def report(self) -> HeadraceOut | None:
+        """Why prompt tokens were evaluated, if the client asked. Only once `ended`."""
+        reports = [report.cache for answer in self.answers if (report := self.report_of(answer))]
+        if not reports:
+            return None
         return HeadraceOut(reports[0], reports) if len(reports) > 1 else HeadraceOut(reports[0])
+
+    def report_of(self, answer: Answer) -> HeadraceOut | None:
+        """`report` of one answer that has ended."""
+        if not self.options.cache_report or answer.finished is None:
+            return None
+        cache = answer.finished.cache
+        return HeadraceOut(CacheReportOut(cache.matched_tokens, cache.resumed_at, cache.reason))
+
+
+def _timings(cached: int, evaluated: int, prefill_s: float, generated: int, decode_s: float) -> TimingsOut:
+    return TimingsOut(
+        cache_n=cached,
+        prompt_n=evaluated,
+        prompt_ms=_ms(prefill_s),
+        prompt_per_token_ms=_ms(prefill_s / evaluated) if evaluated else 0.0,
+        prompt_per_second=round(evaluated / prefill_s, 3) if prefill_s else 0.0,
+        predicted_n=generated,
+        predicted_ms=_ms(decode_s),
+        predicted_per_token_ms=_ms(decode_s / generated) if generated else 0.0,
+        predicted_per_second=round(generated / decode_s, 3) if decode_s else 0.0,
+    )
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

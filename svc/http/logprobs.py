@@ -1,7 +1,8 @@
-"""Log probabilities as the two OpenAI dialects write them."""
+"""Log probabilities as the two OpenAI dialects and llama-server write them."""
 
 import codecs
 
+from svc.http.native_schema import NativeProbabilityOut, NativeTopOut
 from svc.http.schema import ChatLogprobsOut, CompletionLogprobsOut, LogprobOut, TopLogprobOut
 from svc.http.text.tokenizer import Tokenizer
 from svc.slots.events import TokenEvent
@@ -18,6 +19,15 @@ def chat_logprobs(tokens: list[TokenEvent], tokenizer: Tokenizer) -> ChatLogprob
         top = [TopLogprobOut(*_named(token, logprob, tokenizer)) for token, logprob in event.top]
         content.append(LogprobOut(*_named(event.token, event.logprob, tokenizer), top))
     return ChatLogprobsOut(content)
+
+
+def native_probabilities(tokens: list[TokenEvent], tokenizer: Tokenizer) -> list[NativeProbabilityOut]:
+    """llama-server's `completion_probabilities`."""
+    entries = []
+    for event in tokens:
+        top = [NativeTopOut(token, *_with_bytes(token, tokenizer), _finite(logprob)) for token, logprob in event.top]
+        entries.append(NativeProbabilityOut(event.token, *_with_bytes(event.token, tokenizer), _finite(event.logprob), top))
+    return entries
 
 
 class CompletionLogprobs:
@@ -50,8 +60,13 @@ class CompletionLogprobs:
 
 
 def _named(token: int, logprob: float, tokenizer: Tokenizer) -> tuple[str, float, list[int]]:
+    text, raw = _with_bytes(token, tokenizer)
+    return text, _finite(logprob), raw
+
+
+def _with_bytes(token: int, tokenizer: Tokenizer) -> tuple[str, list[int]]:
     raw = _bytes_of(token, tokenizer)
-    return raw.decode("utf-8", "replace"), _finite(logprob), list(raw)
+    return raw.decode("utf-8", "replace"), list(raw)
 
 
 def _bytes_of(token: int, tokenizer: Tokenizer) -> bytes:

@@ -1,25 +1,39 @@
-"""What a client asks about an answer, checked: from the fields of a request body to `GenerationOptions`.
+"""What a client asks about an answer, checked: from a request body to `GenerationOptions`.
 
-Every refusal names the field and the value. A field that is known but not supported yet is refused only where it would change
-the answer; silently ignoring it would be worse than an error.
+Every refusal names the field and the value (`fields.py` has the single checks).
 """
 
-import math
-import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from svc.compute.sampling.params import SamplingParams
 from svc.errors import RequestError
-from svc.http.schema import ChatIn, CompletionIn, GenerationIn
+from svc.http.fields import (
+    UNSUPPORTED,
+    UNSUPPORTED_CHAT,
+    UNSUPPORTED_COMPLETION,
+    UNSUPPORTED_NATIVE,
+    integer,
+    last_n,
+    logit_bias,
+    number,
+    refuse_unsupported,
+    seed,
+    shown,
+    stop_strings,
+    token_count,
+    token_id,
+    top_k,
+    unsupported,
+)
+from svc.http.schema import ChatIn, CompletionIn, GenerationIn, NativeIn
+from svc.http.text.tokenizer import Tokenizer
 
 MAX_CHOICES = 16
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 1000
 MAX_LOGPROBS = 20
 MAX_TEMPERATURE = 100.0
+MAX_PENALTY = 100.0
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; chat has none
+LLAMA_RANDOM_SEEDS = (-1, 2**32 - 1)  # llama-server's words for "any seed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +42,12 @@ class GenerationOptions:
 
     params: SamplingParams
     max_tokens: int | None  # None: as many as the context has room for
+    min_tokens: int = 0
     num_choices: int = 1
     stop: tuple[str, ...] = ()
-    stop_token_ids: frozenset[int] = frozenset()
-    ignore_eos: bool = False
+    stop_ids: frozenset[int] = frozenset()  # the model's own ends too, unless they are to be ignored
+    banned: tuple[int, ...] = ()
+    max_predict_s: float = 0.0  # end at a time limit once a line is complete; 0: none
     use_cache: bool = True
     stream: bool = False
     include_usage: bool = False  # in a stream; a whole answer always has it
@@ -43,178 +59,136 @@ class GenerationOptions:
         return self.params.num_logprobs is not None
 
 
-def chat_options(body: ChatIn) -> GenerationOptions:
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What fields that name tokens are checked against."""
+
+    tokenizer: Tokenizer
+    size: int  # of the model's output
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a field that is not sent means: the dialects differ."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    penalize_prompt: bool = False
+
+
+OPENAI = Defaults()
+LLAMA = Defaults(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, penalize_prompt=True)
+LLAMA_REPEAT_LAST_N = 64
+
+
+def chat_options(body: ChatIn, vocabulary: Vocabulary) -> GenerationOptions:
     """The options of a chat request; RequestError names the field."""
-    _refuse_unsupported(body, _UNSUPPORTED | _UNSUPPORTED_CHAT)
+    refuse_unsupported(body, UNSUPPORTED, UNSUPPORTED_CHAT)
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
-    num_logprobs = _integer("top_logprobs", body.top_logprobs, 0, 0, MAX_LOGPROBS) if body.logprobs else None
+    num_logprobs = integer("top_logprobs", body.top_logprobs, 0, 0, MAX_LOGPROBS) if body.logprobs else None
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    return _options(body, num_logprobs, _max_tokens(name, getattr(body, name), None))
+    return _options(body, vocabulary, OPENAI, num_logprobs, token_count(name, getattr(body, name), None))
 
 
-def completion_options(body: CompletionIn) -> GenerationOptions:
+def completion_options(body: CompletionIn, vocabulary: Vocabulary) -> GenerationOptions:
     """The options of a completion request; RequestError names the field."""
-    _refuse_unsupported(body, _UNSUPPORTED | _UNSUPPORTED_COMPLETION)
-    num_logprobs = None if body.logprobs is None else _integer("logprobs", body.logprobs, 0, 0, MAX_LOGPROBS)
+    refuse_unsupported(body, UNSUPPORTED, UNSUPPORTED_COMPLETION)
+    num_logprobs = None if body.logprobs is None else integer("logprobs", body.logprobs, 0, 0, MAX_LOGPROBS)
     if body.echo and num_logprobs is not None:
         raise RequestError("echo together with logprobs is not supported yet.", param="echo", code="unsupported_parameter")
-    options = _options(body, num_logprobs, _max_tokens("max_tokens", body.max_tokens, DEFAULT_COMPLETION_TOKENS))
+    max_tokens = token_count("max_tokens", body.max_tokens, DEFAULT_COMPLETION_TOKENS)
+    options = _options(body, vocabulary, OPENAI, num_logprobs, max_tokens)
     if body.best_of is not None and body.best_of != options.num_choices:
-        raise _unsupported("best_of", body.best_of)
+        raise unsupported("best_of", body.best_of)
     return options
 
 
-def token_id(value: object, param: str, vocab_size: int) -> int:
-    """A token id that the vocabulary has; RequestError naming `param`."""
-    if not isinstance(value, int):
-        raise RequestError(f"{param} must be a token id, not {_shown(value)}.", param=param)
-    if not 0 <= value < vocab_size:
-        raise RequestError(f"{param} is {_shown(value)}, not a token of the vocabulary (0 to {vocab_size - 1}).", param=param)
-    return value
+def native_options(body: NativeIn, vocabulary: Vocabulary) -> GenerationOptions:
+    """The options of llama-server's /completion, with its defaults; RequestError names the field.
+
+    Where llama-server has several words for "off" or "any" (a negative n_predict, a seed of -1, an empty stop string), so do we.
+    """
+    refuse_unsupported(body, UNSUPPORTED, UNSUPPORTED_NATIVE)
+    body.seed = None if body.seed in LLAMA_RANDOM_SEEDS else body.seed
+    body.temperature = max(0.0, body.temperature) if body.temperature is not None else None
+    body.stop = [string for string in body.stop if string] if isinstance(body.stop, list) else body.stop or None
+    name = "n_predict" if body.n_predict is not None else "max_tokens"
+    asked = getattr(body, name)
+    max_tokens = None if asked is not None and asked < 0 else token_count(name, asked, None)
+    num_logprobs = integer("n_probs", body.n_probs, 0, 0, MAX_LOGPROBS) or None
+    max_predict_ms = number("t_max_predict_ms", body.t_max_predict_ms, 0, -1, 1e9)
+    return _options(body, vocabulary, LLAMA, num_logprobs, max_tokens, max_predict_ms)
 
 
-def with_known_stop_ids(options: GenerationOptions, vocab_size: int) -> GenerationOptions:
-    """Checks `stop_token_ids` against the model, and gives the options back."""
-    ids = [token_id(value, "stop_token_ids", vocab_size) for value in sorted(options.stop_token_ids)]
-    return replace(options, stop_token_ids=frozenset(ids))
-
-
-def _options(body: GenerationIn, num_logprobs: int | None, max_tokens: int | None) -> GenerationOptions:
-    include_usage = body.stream_options.include_usage if body.stream_options else None
-    return GenerationOptions(
-        params=SamplingParams(
-            temperature=_number("temperature", body.temperature, 1.0, 0.0, MAX_TEMPERATURE),
-            top_k=_top_k(body.top_k),
-            top_p=_number("top_p", body.top_p, 1.0, 0.0, 1.0),
-            min_p=_number("min_p", body.min_p, 0.0, 0.0, 1.0),
-            seed=_seed(body.seed),
-            num_logprobs=num_logprobs,
-        ),
+def _options(
+    body: GenerationIn,
+    vocabulary: Vocabulary,
+    defaults: Defaults,
+    num_logprobs: int | None,
+    max_tokens: int | None,
+    max_predict_ms: float = 0.0,
+) -> GenerationOptions:
+    biases, never = logit_bias(body.logit_bias, vocabulary.tokenizer, vocabulary.size)
+    stop_ids = frozenset(token_id(value, "stop_token_ids", vocabulary.size) for value in body.stop_token_ids or ())
+    own_ends = vocabulary.tokenizer.eos_ids
+    banned = never | (own_ends - stop_ids) if body.ignore_eos else never
+    options = GenerationOptions(
+        params=_params(body, defaults, num_logprobs, biases),
         max_tokens=max_tokens,
-        num_choices=_integer("n", body.n, 1, 1, MAX_CHOICES),
-        stop=_stop(body.stop),
-        stop_token_ids=frozenset(body.stop_token_ids or ()),
-        ignore_eos=bool(body.ignore_eos),
+        min_tokens=_min_tokens(body.min_tokens, max_tokens),
+        num_choices=integer("n", body.n, 1, 1, MAX_CHOICES),
+        stop=stop_strings(body.stop),
+        stop_ids=stop_ids if body.ignore_eos else stop_ids | own_ends,
+        banned=tuple(sorted(banned)),
+        max_predict_s=max(0.0, max_predict_ms / 1000),
         use_cache=body.cache_prompt is not False,
         stream=bool(body.stream),
-        include_usage=bool(include_usage),
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
         return_token_ids=bool(body.return_token_ids),
         cache_report=bool(body.cache_report),
     )
+    if len(banned | (options.stop_ids if options.min_tokens else frozenset())) >= vocabulary.size:
+        raise RequestError("logit_bias leaves no token that could be sampled.", param="logit_bias")
+    return options
 
 
-# -- single fields ------------------------------------------------------------------------------------------------------------
+def _params(
+    body: GenerationIn, defaults: Defaults, num_logprobs: int | None, biases: tuple[tuple[int, float], ...]
+) -> SamplingParams:
+    repetition, last = _repetition(body, defaults)
+    return SamplingParams(
+        temperature=number("temperature", body.temperature, defaults.temperature, 0.0, MAX_TEMPERATURE),
+        top_k=top_k(body.top_k, defaults.top_k),
+        top_p=number("top_p", body.top_p, defaults.top_p, 0.0, 1.0),
+        min_p=number("min_p", body.min_p, defaults.min_p, 0.0, 1.0),
+        seed=seed(body.seed),
+        num_logprobs=num_logprobs,
+        logit_bias=biases,
+        repetition_penalty=repetition,
+        repeat_last_n=last,
+        presence_penalty=number("presence_penalty", body.presence_penalty, 0.0, -MAX_PENALTY, MAX_PENALTY),
+        frequency_penalty=number("frequency_penalty", body.frequency_penalty, 0.0, -MAX_PENALTY, MAX_PENALTY),
+        penalize_prompt=defaults.penalize_prompt,
+    )
 
 
-def _number(name: str, value: float | None, default: float, low: float, high: float) -> float:
-    if value is None:
-        return default
-    if not low <= value <= high or not math.isfinite(value):
-        raise RequestError(f"{name} must be from {low:g} to {high:g}, not {_shown(value)}.", param=name)
-    return float(value)
+def _repetition(body: GenerationIn, defaults: Defaults) -> tuple[float, int]:
+    """(penalty, window). vLLM's `repetition_penalty` looks at everything, llama.cpp's `repeat_penalty` at the last 64 tokens."""
+    if body.repetition_penalty is not None and body.repeat_penalty is not None and body.repetition_penalty != body.repeat_penalty:
+        message = f"repeat_penalty ({shown(body.repeat_penalty)}) is another name of repetition_penalty, which has another value."
+        raise RequestError(message, param="repeat_penalty")
+    name = "repeat_penalty" if body.repetition_penalty is None else "repetition_penalty"
+    penalty = number(name, getattr(body, name), 1.0, 1 / MAX_PENALTY, MAX_PENALTY)
+    llama = defaults is LLAMA or body.repetition_penalty is None
+    return penalty, last_n(body.repeat_last_n, LLAMA_REPEAT_LAST_N if llama else -1)
 
 
-def _integer(name: str, value: int | None, default: int, low: int, high: int) -> int:
-    if value is None:
-        return default
-    if not low <= value <= high:
-        raise RequestError(f"{name} must be from {low} to {high}, not {_shown(value)}.", param=name)
-    return value
-
-
-def _max_tokens(name: str, value: int | None, default: int | None) -> int | None:
-    """A count beyond the context is cut to the context later; 0 evaluates the prompt only."""
-    if value is None:
-        return default
-    if value < 0:
-        raise RequestError(f"{name} must not be negative, but is {_shown(value)}.", param=name)
-    return min(value, 2**31 - 1)
-
-
-def _top_k(value: int | None) -> int:
-    """0 and -1 (vLLM's word) are off."""
-    if value == -1:
-        return 0
-    return min(_integer("top_k", value, 0, 0, 2**63 - 1), 2**31 - 1)
-
-
-def _seed(value: int | None) -> int:
-    """Without a seed every request draws its own."""
-    if value is None:
-        return secrets.randbits(63)
-    return _integer("seed", value, 0, -(2**63), 2**63 - 1)
-
-
-def _stop(value: str | list[str] | None) -> tuple[str, ...]:
-    strings = [value] if isinstance(value, str) else value or []
-    if len(strings) > MAX_STOP_STRINGS:
-        raise RequestError(f"stop has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed.", param="stop")
-    for index, string in enumerate(strings):
-        param = "stop" if isinstance(value, str) else f"stop[{index}]"
-        if not string:
-            raise RequestError(f"{param} must not be empty.", param=param)
-        if len(string) > MAX_STOP_CHARS:
-            raise RequestError(f"{param} is longer than {MAX_STOP_CHARS} characters.", param=param)
-    return tuple(dict.fromkeys(strings))
-
-
-# -- known, but not supported yet ---------------------------------------------------------------------------------------------
-
-
-def _is(*neutral: object) -> Callable[[Any], bool]:
-    return lambda value: any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
-
-
-def _is_text_format(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"
-
-
-def _is_text_only(value: Any) -> bool:
-    return isinstance(value, list) and all(item == "text" for item in value)
-
-
-# Field -> whether a value (None never asked) asks for nothing.
-_UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
-    "logit_bias": _is({}, []),
-    "presence_penalty": _is(0),
-    "frequency_penalty": _is(0),
-    "repetition_penalty": _is(1),
-    "repeat_penalty": _is(1),
-    "response_format": _is_text_format,
-    "grammar": _is(""),
-    "json_schema": _is({}, ""),
-    "structured_outputs": _is({}),
-    "guided_json": _is({}, ""),
-    "guided_regex": _is(""),
-    "guided_choice": _is([]),
-    "guided_grammar": _is(""),
-    "min_tokens": _is(0),
-}
-_UNSUPPORTED_CHAT: dict[str, Callable[[Any], bool]] = {
-    "audio": _is(),
-    "modalities": _is_text_only,
-    "web_search_options": _is(),
-    "functions": _is([]),
-    "function_call": _is("none", "auto"),
-    "tool_choice": _is("none", "auto"),
-}
-_UNSUPPORTED_COMPLETION: dict[str, Callable[[Any], bool]] = {"suffix": _is("")}
-
-
-def _refuse_unsupported(body: GenerationIn, table: Mapping[str, Callable[[Any], bool]]) -> None:
-    for name, is_neutral in table.items():
-        value = getattr(body, name)
-        if value is not None and not is_neutral(value):
-            raise _unsupported(name, value)
-
-
-def _unsupported(name: str, value: object) -> RequestError:
-    return RequestError(f"{name} is not supported yet (here {_shown(value)}).", param=name, code="unsupported_parameter")
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, int) and abs(value) >= 10**30:  # Python refuses to print what is really long
-        return "a number of more than 30 digits"
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _min_tokens(value: int | None, max_tokens: int | None) -> int:
+    min_tokens = integer("min_tokens", value, 0, 0, 2**31 - 1)
+    if max_tokens is not None and min_tokens > max_tokens:
+        message = f"min_tokens is {min_tokens}, more than the {max_tokens} tokens the answer may have."
+        raise RequestError(message, param="min_tokens")
+    return min_tokens

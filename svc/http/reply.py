@@ -9,7 +9,6 @@ from aiohttp import web
 from svc.http.errors import CONTENT_TYPE, ApiError, api_error, is_our_bug
 from svc.http.generation import Generation, GenerationFailedError, Piece
 from svc.http.middleware import RequestScope, scope_of
-from svc.http.schema import HeadraceOut, UsageOut
 from svc.http.service import LOGGER, Service
 from svc.http.sse import EventStream
 
@@ -17,17 +16,19 @@ from svc.http.sse import EventStream
 class Dialect(Protocol):
     """How one endpoint writes answers. Every method gives JSON values (Structs); one object lives as long as one request."""
 
+    ends_with_done: bool  # whether a stream's last event is [DONE]
+
     def add(self, piece: Piece) -> None:
         """Keeps a piece for `whole`."""
 
-    def whole(self, usage: UsageOut, report: HeadraceOut | None) -> object:
+    def whole(self) -> object:
         """The complete answer, from all pieces kept."""
 
     def chunks(self, piece: Piece) -> Iterator[object]:
         """The stream events that a piece makes; none while its text is held back."""
 
-    def last_chunk(self, usage: UsageOut | None, report: HeadraceOut | None) -> object:
-        """The event without choices before [DONE]."""
+    def last_chunk(self) -> object | None:
+        """One more event after those of the last piece, if the client asked for what is in it."""
 
 
 async def reply(request: web.Request, service: Service, generation: Generation, dialect: Dialect) -> web.StreamResponse:
@@ -46,8 +47,7 @@ async def _whole(generation: Generation, dialect: Dialect) -> web.Response:
             if piece.error is not None:
                 raise piece.error
             dialect.add(piece)
-    report = generation.report() if generation.options.cache_report else None
-    return json_response(dialect.whole(generation.usage(), report))
+    return json_response(dialect.whole())
 
 
 async def _stream(
@@ -58,7 +58,7 @@ async def _stream(
     try:
         await events.open()
         await _send_pieces(events, generation, dialect)
-        await events.done()
+        await (events.done() if dialect.ends_with_done else events.close())
     except ConnectionResetError:
         scope.client_left = True
     except Exception as error:
@@ -67,7 +67,6 @@ async def _stream(
 
 
 async def _send_pieces(events: EventStream, generation: Generation, dialect: Dialect) -> None:
-    options = generation.options
     while not generation.ended:
         for piece in await generation.read(events.silence_left_s):
             for chunk in dialect.chunks(piece):
@@ -76,9 +75,9 @@ async def _send_pieces(events: EventStream, generation: Generation, dialect: Dia
                 raise piece.error
         if events.silence_left_s == 0:
             await events.ping()
-    if options.include_usage or options.cache_report:
-        usage = generation.usage() if options.include_usage else None
-        await events.send(dialect.last_chunk(usage, generation.report() if options.cache_report else None))
+    last = dialect.last_chunk()
+    if last is not None:
+        await events.send(last)
 
 
 async def _send_error(events: EventStream, request: web.Request, scope: RequestScope, error: Exception) -> None:
@@ -93,7 +92,7 @@ async def _send_error(events: EventStream, request: web.Request, scope: RequestS
         scope.error = answer.message
     try:
         await events.send(answer.body())
-        await events.response.write_eof()
+        await events.close()
     except ConnectionResetError:
         scope.client_left = True
 

@@ -1,11 +1,12 @@
 """Every route, in one table."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from svc.http.endpoints import chat, completions, health, metrics, models, tokens
+from svc.http.endpoints import chat, completions, health, metrics, models, native, server_state, tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,24 +14,31 @@ class Route:
     method: str  # GET answers HEAD as well
     path: str
     handler: Handler
+    public: bool = False  # answered without an API key
+
+
+def _both(method: str, path: str, handler: Handler, *, public: bool = False) -> Iterator[Route]:
+    """With /v1 and without: clients differ in what they take a base URL to be."""
+    yield Route(method, f"/v1{path}", handler, public)
+    yield Route(method, path, handler, public)
 
 
 ROUTES = (
-    Route("POST", "/v1/chat/completions", chat.create),
-    Route("POST", "/chat/completions", chat.create),
-    Route("POST", "/v1/completions", completions.create),
-    Route("POST", "/completions", completions.create),
-    Route("GET", "/v1/models", models.list_all),
-    Route("GET", "/models", models.list_all),
-    Route("GET", "/v1/models/{model:.+}", models.show),
-    Route("GET", "/models/{model:.+}", models.show),
-    Route("POST", "/tokenize", tokens.tokenize),
-    Route("POST", "/detokenize", tokens.detokenize),
-    Route("GET", "/health", health.health),
-    Route("GET", "/livez", health.live),
-    Route("GET", "/readyz", health.ready),
-    Route("GET", "/metrics", metrics.scrape),
-    Route("GET", "/", models.index),
+    *_both("POST", "/chat/completions", chat.create),
+    *_both("POST", "/completions", completions.create),
+    *_both("GET", "/models", models.list_all),
+    *_both("GET", "/models/{model:.+}", models.show),
+    *_both("POST", "/completion", native.create),
+    *_both("POST", "/apply-template", chat.apply_template),
+    *_both("POST", "/tokenize", tokens.tokenize),
+    *_both("POST", "/detokenize", tokens.detokenize),
+    *_both("GET", "/props", server_state.props),
+    *_both("GET", "/slots", server_state.slots),
+    *_both("GET", "/health", health.health, public=True),
+    Route("GET", "/livez", health.live, public=True),
+    Route("GET", "/readyz", health.ready, public=True),
+    Route("GET", "/metrics", metrics.scrape, public=True),
+    Route("GET", "/", models.index, public=True),
 )
 
 

@@ -1,6 +1,6 @@
 """The JSON that clients send and get, as Structs. Unknown request fields are ignored: every agent sends some.
 
-What a field means and which values are allowed is checked in `options.py`; here are only names and types.
+What a field means and which values are allowed is checked in `options.py` and `fields.py`; here are only names and types.
 """
 
 import re
@@ -22,7 +22,7 @@ class StreamOptions(Struct):
 
 
 class GenerationIn(Struct, kw_only=True):
-    """What chat and completions have in common."""
+    """What all endpoints that generate have in common."""
 
     model: str | None = None
     stream: bool | None = None
@@ -37,16 +37,18 @@ class GenerationIn(Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     n: int | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    logit_bias: Any = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
     cache_prompt: bool | None = None
     return_token_ids: bool | None = None
     cache_report: bool | None = None
 
-    # Known, but not supported yet: refused when they would change the answer (options.py has the values that do not).
-    logit_bias: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    repetition_penalty: Any = None
-    repeat_penalty: Any = None
+    # Known, but not supported yet: refused when they would change the answer (fields.py has the values that do not).
     response_format: Any = None
     grammar: Any = None
     json_schema: Any = None
@@ -55,7 +57,6 @@ class GenerationIn(Struct, kw_only=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
-    min_tokens: Any = None
 
 
 class ChatIn(GenerationIn, kw_only=True):
@@ -87,6 +88,37 @@ class CompletionIn(GenerationIn, kw_only=True):
 
     suffix: Any = None
     best_of: Any = None
+
+
+class NativeIn(GenerationIn, kw_only=True):
+    """POST /completion, llama-server's own. `prompt`: text, token ids, both mixed in one list, or a list of such prompts."""
+
+    prompt: str | JsonObject | list[Any]
+    n_predict: int | None = None
+    n_probs: int | None = None
+    return_tokens: bool | None = None
+    response_fields: list[str] | None = None
+    t_max_predict_ms: float | None = None
+
+    dry_multiplier: Any = None
+    dynatemp_range: Any = None
+    mirostat: Any = None
+    n_indent: Any = None
+    post_sampling_probs: Any = None
+    top_n_sigma: Any = None
+    typical_p: Any = None
+    xtc_probability: Any = None
+
+
+class ApplyTemplateIn(Struct, kw_only=True):
+    """POST /apply-template, as llama-server's: what of a chat request shapes its prompt."""
+
+    messages: list[JsonObject]
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
+    chat_template_kwargs: JsonObject | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class TokenizeIn(Struct):
@@ -149,6 +181,20 @@ class UsageOut(Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
+class TimingsOut(Struct):
+    """llama-server's word for how long it took: prompt tokens evaluated (cache_n were not), then tokens generated."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
 class CacheReportOut(Struct):
     """Why prompt tokens were evaluated (asked for with `cache_report`)."""
 
@@ -203,6 +249,7 @@ class ChatOut(Struct):
     system_fingerprint: str
     choices: list[ChatChoiceOut]
     usage: UsageOut
+    timings: TimingsOut
     object: str = "chat.completion"
     prompt_token_ids: list[int] | UnsetType = UNSET
     headrace: HeadraceOut | UnsetType = UNSET
@@ -229,6 +276,7 @@ class ChatChunkOut(Struct):
     choices: list[ChatChunkChoiceOut]
     object: str = "chat.completion.chunk"
     usage: UsageOut | UnsetType | None = UNSET
+    timings: TimingsOut | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     headrace: HeadraceOut | UnsetType = UNSET
 
@@ -261,7 +309,12 @@ class CompletionOut(Struct):
     choices: list[CompletionChoiceOut]
     object: str = "text_completion"
     usage: UsageOut | UnsetType | None = UNSET
+    timings: TimingsOut | UnsetType = UNSET
     headrace: HeadraceOut | UnsetType = UNSET
+
+
+class ApplyTemplateOut(Struct):
+    prompt: str
 
 
 class ModelOut(Struct):

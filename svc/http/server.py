@@ -2,10 +2,12 @@
 
 import errno
 import logging
+from collections.abc import Iterable
 
 from aiohttp import http_exceptions, web
 
 from svc.errors import ConfigError
+from svc.http.access import API_KEYS, CORS, ApiKeys, CorsPolicy, add_cors_headers, with_key, with_preflight
 from svc.http.errors import BODY_LIMIT
 from svc.http.middleware import add_headers, with_errors, with_scope
 from svc.http.routes import add_routes
@@ -20,11 +22,25 @@ CLOSE_S = 5.0  # what handlers get to write their last words at the end; the eng
 class HttpServer:
     """One listening port. Owner of aiohttp's runner."""
 
-    def __init__(self, door: Door, metrics: Metrics, logger: Logger, *, max_body_bytes: int) -> None:
-        app = web.Application(middlewares=[with_scope, with_errors], client_max_size=max_body_bytes)
+    def __init__(
+        self,
+        door: Door,
+        metrics: Metrics,
+        logger: Logger,
+        *,
+        max_body_bytes: int,
+        keys: ApiKeys | None = None,
+        cors_origins: Iterable[str] = (),
+    ) -> None:
+        """`keys`: None lets everybody in. ConfigError for what is no origin."""
+        middlewares = [with_scope, with_errors, with_preflight, with_key]
+        app = web.Application(middlewares=middlewares, client_max_size=max_body_bytes)
         metrics.follow_readiness(lambda: door.readiness.value, [state.value for state in Readiness])
         app[DOOR], app[METRICS], app[LOGGER], app[BODY_LIMIT] = door, metrics, logger, max_body_bytes
-        app.on_response_prepare.append(add_headers)
+        app[CORS] = CorsPolicy(cors_origins)
+        if keys is not None:
+            app[API_KEYS] = keys
+        app.on_response_prepare.extend((add_headers, add_cors_headers))
         add_routes(app)
         self._runner = web.AppRunner(
             app,

@@ -9,6 +9,7 @@ from typing import Protocol
 from aiohttp import web
 
 from svc.http.errors import ApiError, model_not_found, unavailable
+from svc.http.options import Vocabulary
 from svc.http.schema import JsonObject
 from svc.http.text.chat_template import ChatTemplate
 from svc.http.text.tokenizer import Tokenizer
@@ -16,7 +17,7 @@ from svc.log import Logger
 from svc.metrics import Metrics
 from svc.slots.engine import EngineState
 from svc.slots.request import Request
-from svc.slots.stats import EngineStats
+from svc.slots.stats import EngineStats, SlotView
 from svc.slots.stream import TokenStream
 
 STALLED_AFTER_S = 120.0  # no step completed for so long while there is work: the device hangs
@@ -34,6 +35,8 @@ class EngineApi(Protocol):
     @property
     def context_tokens(self) -> int: ...
 
+    def slots(self) -> list[SlotView]: ...
+
     def validate(self, prompt_tokens: int, max_tokens: int | None) -> int: ...
 
     def submit(self, request: Request) -> TokenStream: ...
@@ -50,6 +53,7 @@ class ModelInfo:
     vocab_size: int  # token ids a prompt may have: 0 to vocab_size - 1
     meta: JsonObject  # llama-server's names: n_ctx_train, n_embd, n_vocab, size, n_params
     strict_name: bool = False  # whether a request must name it right
+    path: str = ""  # of its file
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,11 @@ class Service:
     fingerprint: str  # `system_fingerprint` of answers: changes when answers may
     metrics: Metrics
     keep_alive_s: float = 5.0
+    show_prompts: bool = False  # whether /slots may tell what people wrote
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.tokenizer, self.model.vocab_size)
 
     def check_model(self, asked: str | None) -> None:
         """404 for another model's name, if the configuration wants that."""

@@ -49,6 +49,10 @@ class EventStream:
     async def done(self) -> None:
         """The `[DONE]` event; nothing follows."""
         await self._write(DONE)
+        await self.close()
+
+    async def close(self) -> None:
+        """Nothing follows, not even `[DONE]`."""
         await self.response.write_eof()
 
     async def _write(self, data: bytes) -> None:

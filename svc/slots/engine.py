@@ -202,6 +202,8 @@ class Engine:
                 cached_tokens=slot.sequence.cached_tokens or 0,
                 position=slot.position,
                 generated=slot.sequence.generated,
+                max_tokens=slot.sequence.request.max_tokens,
+                tokens=slot.sequence.tokens,
             )
             for slot in self._scheduler.slots
         ]

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from svc.memory.stats import CacheStats
 from svc.slots.events import FinishReason
 
@@ -28,9 +31,9 @@ class Counters:
         self.cached_tokens += cached_tokens
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SlotView:
-    """One seat as an operator sees it; no prompt text."""
+    """One taken seat. `tokens` is a view that is good until the engine's next step: use it at once."""
 
     row: int
     request_id: str
@@ -39,6 +42,8 @@ class SlotView:
     cached_tokens: int
     position: int
     generated: int
+    max_tokens: int
+    tokens: NDArray[np.int32]  # [prompt_tokens + generated]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,15 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from svc.errors import RequestError
 from svc.memory.stats import CacheStats
 from svc.memory.stats import Counters as CacheCounters
 from svc.slots.engine import EngineState
 from svc.slots.events import CacheReport, Finished, FinishReason, Timing, TokenEvent, Usage
 from svc.slots.request import Request
-from svc.slots.stats import Counters, EngineStats
+from svc.slots.stats import Counters, EngineStats, SlotView
 from svc.slots.stream import TokenStream
 
 Script = Callable[[Request], Iterable[int | TokenEvent]]
@@ -117,6 +119,23 @@ class FakeEngine:
     @property
     def num_open(self) -> int:
         return sum(not sequence.ended for sequence in self.sequences)
+
+    def slots(self) -> list[SlotView]:
+        """Open sequences are seated in the order of their coming, decoding."""
+        return [
+            SlotView(
+                row=row,
+                request_id=sequence.request.id,
+                state="decode",
+                prompt_tokens=len(sequence.request.prompt),
+                cached_tokens=sequence.cached_tokens,
+                position=len(sequence.request.prompt) + len(sequence.generated),
+                generated=len(sequence.generated),
+                max_tokens=sequence.request.max_tokens,
+                tokens=np.array([*sequence.request.prompt, *sequence.generated], np.int32),
+            )
+            for row, sequence in enumerate(sequence for sequence in self.sequences if not sequence.ended)
+        ]
 
     def stats(self) -> EngineStats:
         cache = CacheStats(

@@ -2,14 +2,15 @@
 
 import io
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
 import structlog
 
+from svc.http.access import ApiKeys
 from svc.http.server import HttpServer
 from svc.http.service import Door, ModelInfo, Service
 from svc.metrics import Metrics
@@ -77,15 +78,19 @@ async def serving(
     loaded: bool = True,
     max_body_bytes: int = 2**20,
     clock: Callable[[], float] = lambda: 0.0,
+    keys: ApiKeys | None = None,
+    cors_origins: Sequence[str] = (),
+    show_prompts: bool = False,
 ) -> AsyncIterator[Harness]:
     """`clock` is the door's, on which the fake engine's last progress is 0."""
     door, metrics, log = Door(clock), Metrics(), io.StringIO()
-    server = HttpServer(door, metrics, _logger(log), max_body_bytes=max_body_bytes)
+    server = HttpServer(door, metrics, _logger(log), max_body_bytes=max_body_bytes, keys=keys, cors_origins=cors_origins)
     url = await server.start("127.0.0.1", 0)
     if loaded:
         engine.on_finished = metrics.finished
         metrics.follow(engine.stats)
-        door.open(service_of(engine, metrics, keep_alive_s, strict_name, template))
+        service = service_of(engine, metrics, keep_alive_s, strict_name, template)
+        door.open(replace(service, show_prompts=show_prompts))
     try:
         async with aiohttp.ClientSession(url) as client:
             yield Harness(engine, door, metrics, server, client, url, log)
@@ -100,7 +105,7 @@ def service_of(
         engine=engine,
         tokenizer=TOKENIZER,
         template=TEMPLATE if template else None,
-        model=ModelInfo(MODEL, 1_700_000_000, VOCAB_SIZE, {"n_ctx_train": 4096}, strict_name),
+        model=ModelInfo(MODEL, 1_700_000_000, VOCAB_SIZE, {"n_ctx_train": 4096}, strict_name, "/models/tiny.gguf"),
         fingerprint="headrace-test",
         metrics=metrics,
         keep_alive_s=keep_alive_s,

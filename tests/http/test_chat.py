@@ -15,12 +15,13 @@ PROMPT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
 async def test_whole_answer_has_openais_shape() -> None:
-    """Every field that OpenAI documents for a plain answer is there, and nothing of an extension."""
+    """Every field that OpenAI documents for a plain answer is there, and of extensions only llama-server's timings."""
     async with serving(FakeEngine(saying("Hello"))) as at:
         status, answer = await at.post("/v1/chat/completions", {**USER, "model": "any"})
     assert status == 200
     assert answer.pop("id").startswith("chatcmpl-")
     assert isinstance(answer.pop("created"), int)
+    assert answer.pop("timings")["predicted_n"] == 5
     assert answer == {
         "object": "chat.completion",
         "model": MODEL,

@@ -12,12 +12,13 @@ from tests.http.harness import MODEL, serving
 
 
 async def test_whole_answer_has_openais_shape() -> None:
-    """Every field that OpenAI documents, and nothing of an extension."""
+    """Every field that OpenAI documents, and of extensions only llama-server's timings."""
     async with serving(FakeEngine(saying("Hello"))) as at:
         status, answer = await at.post("/v1/completions", {"prompt": "Say"})
     assert status == 200
     assert answer.pop("id").startswith("cmpl-")
     assert isinstance(answer.pop("created"), int)
+    assert answer.pop("timings")["predicted_n"] == 5
     assert answer == {
         "object": "text_completion",
         "model": MODEL,

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 from aiohttp import web
 from msgspec import UNSET, UnsetType
@@ -10,9 +11,11 @@ from svc.errors import RequestError
 from svc.http.generation import Answer, Generation, Piece
 from svc.http.logprobs import chat_logprobs
 from svc.http.middleware import scope_of
-from svc.http.options import GenerationOptions, chat_options, with_known_stop_ids
-from svc.http.reply import reply
+from svc.http.options import GenerationOptions, chat_options
+from svc.http.reply import json_response, reply
 from svc.http.schema import (
+    ApplyTemplateIn,
+    ApplyTemplateOut,
     ChatChoiceOut,
     ChatChunkChoiceOut,
     ChatChunkOut,
@@ -20,13 +23,11 @@ from svc.http.schema import (
     ChatLogprobsOut,
     ChatOut,
     DeltaOut,
-    HeadraceOut,
     MessageOut,
-    UsageOut,
     decode,
 )
 from svc.http.service import DOOR, Service
-from svc.http.text.chat_template import PromptTokens
+from svc.http.text.chat_template import ChatTemplate
 from svc.slots.events import TokenEvent
 
 
@@ -34,29 +35,40 @@ async def create(request: web.Request) -> web.StreamResponse:
     service = request.app[DOOR].service
     body = decode(ChatIn, await request.read())
     service.check_model(body.model)
-    options = with_known_stop_ids(chat_options(body), service.model.vocab_size)
-    prompt = await _prompt(body, service)
+    options = chat_options(body, service.vocabulary)
+    prompt = await _template(service).encode_chat_async(body.messages, **_rendering(body))
     generation = Generation(service, f"chatcmpl-{uuid.uuid4().hex}", [prompt], options, scope_of(request).arrival_s)
     return await reply(request, service, generation, ChatDialect(service, generation))
 
 
-async def _prompt(body: ChatIn, service: Service) -> PromptTokens:
-    """The conversation as token ids; a template that refuses it is the client's error."""
+async def apply_template(request: web.Request) -> web.Response:
+    """POST /apply-template: the prompt that the conversation makes, as text, to be looked at or sent to /completion."""
+    service = request.app[DOOR].service
+    body = decode(ApplyTemplateIn, await request.read())
+    return json_response(ApplyTemplateOut(_template(service).render(body.messages, **_rendering(body))))
+
+
+def _template(service: Service) -> ChatTemplate:
     if service.template is None:
         raise RequestError("This model has no chat template; use /v1/completions.", param="messages", code="no_chat_template")
+    return service.template
+
+
+def _rendering(body: ChatIn | ApplyTemplateIn) -> dict[str, Any]:
+    """How the template is to be applied; a template that refuses the conversation is the client's error."""
     continued = bool(body.continue_final_message)
-    opened = not continued if body.add_generation_prompt is None else body.add_generation_prompt
-    return await service.template.encode_chat_async(
-        body.messages,
-        tools=None if body.tool_choice == "none" else body.tools,
-        add_generation_prompt=opened,
-        continue_final_message=continued,
-        kwargs=body.chat_template_kwargs,
-    )
+    return {
+        "tools": None if body.tool_choice == "none" else body.tools,
+        "add_generation_prompt": not continued if body.add_generation_prompt is None else body.add_generation_prompt,
+        "continue_final_message": continued,
+        "kwargs": body.chat_template_kwargs,
+    }
 
 
 class ChatDialect:
     """Chat answers: whole messages, or chunks of deltas that begin with the role."""
+
+    ends_with_done = True
 
     def __init__(self, service: Service, generation: Generation) -> None:
         self._service = service
@@ -69,16 +81,17 @@ class ChatDialect:
     def add(self, piece: Piece) -> None:
         self._kept.setdefault(piece.answer.index, _Kept()).add(piece)
 
-    def whole(self, usage: UsageOut, report: HeadraceOut | None) -> ChatOut:
+    def whole(self) -> ChatOut:
         return ChatOut(
             id=self._generation.id,
             created=self._generation.created,
             model=self._service.model.name,
             system_fingerprint=self._service.fingerprint,
             choices=[self._choice(answer) for answer in self._generation.answers],
-            usage=usage,
+            usage=self._generation.usage(),
+            timings=self._generation.timings(),
             prompt_token_ids=self._prompt_ids(self._generation.answers[0]),
-            headrace=report or UNSET,
+            headrace=self._generation.report() or UNSET,
         )
 
     def _choice(self, answer: Answer) -> ChatChoiceOut:
@@ -107,17 +120,22 @@ class ChatDialect:
                 )
             )
         if piece.finish_reason:
-            yield self._chunk(ChatChunkChoiceOut(index, DeltaOut(), finish_reason=piece.finish_reason))
+            end = self._chunk(ChatChunkChoiceOut(index, DeltaOut(), finish_reason=piece.finish_reason))
+            end.timings = piece.answer.timings()
+            yield end
 
     def _opening(self, answer: Answer) -> ChatChunkOut:
         chunk = self._chunk(ChatChunkChoiceOut(answer.index, DeltaOut(role="assistant", content="")))
         chunk.prompt_token_ids = self._prompt_ids(answer)
         return chunk
 
-    def last_chunk(self, usage: UsageOut | None, report: HeadraceOut | None) -> ChatChunkOut:
+    def last_chunk(self) -> ChatChunkOut | None:
+        if not (self._options.include_usage or self._options.cache_report):
+            return None
         chunk = self._chunk()
-        chunk.usage = usage or UNSET
-        chunk.headrace = report or UNSET
+        chunk.usage = self._generation.usage() if self._options.include_usage else UNSET
+        chunk.timings = self._generation.timings()
+        chunk.headrace = self._generation.report() or UNSET
         return chunk
 
     def _chunk(self, *choices: ChatChunkChoiceOut) -> ChatChunkOut:

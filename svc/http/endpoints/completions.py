@@ -10,59 +10,34 @@ from svc.errors import RequestError
 from svc.http.generation import Answer, Generation, Piece
 from svc.http.logprobs import CompletionLogprobs
 from svc.http.middleware import scope_of
-from svc.http.options import GenerationOptions, completion_options, token_id, with_known_stop_ids
+from svc.http.options import GenerationOptions, completion_options
+from svc.http.prompts import NamedPrompt, check_number, encode_prompts
 from svc.http.reply import reply
 from svc.http.schema import (
     CompletionChoiceOut,
     CompletionIn,
     CompletionLogprobsOut,
     CompletionOut,
-    HeadraceOut,
-    UsageOut,
     decode,
 )
 from svc.http.service import DOOR, Service
-from svc.http.text.chat_template import PromptTokens
 from svc.slots.events import TokenEvent
-
-MAX_PROMPTS = 128
 
 
 async def create(request: web.Request) -> web.StreamResponse:
     service = request.app[DOOR].service
     body = decode(CompletionIn, await request.read())
     service.check_model(body.model)
-    options = with_known_stop_ids(completion_options(body), service.model.vocab_size)
-    prompts = await _prompts(body, service)
+    options = completion_options(body, service.vocabulary)
+    prompts = await encode_prompts(_split(body.prompt), service.vocabulary)
     generation = Generation(service, f"cmpl-{uuid.uuid4().hex}", prompts, options, scope_of(request).arrival_s)
     return await reply(request, service, generation, CompletionDialect(service, generation, echo=bool(body.echo)))
 
 
-async def _prompts(body: CompletionIn, service: Service) -> list[PromptTokens]:
-    """The prompts as token ids. Control tokens spelled in a text are control tokens: a raw prompt is its author's business."""
-    prompts = []
-    for param, raw in _split(body.prompt):
-        ids = await _prompt_ids(raw, param, service)
-        if not ids:
-            raise RequestError(f"{param} is empty.", param=param)
-        prompts.append(PromptTokens(ids, ()))
-    return prompts
-
-
-async def _prompt_ids(raw: str | list[int], param: str, service: Service) -> list[int]:
-    if isinstance(raw, list):
-        return [token_id(value, f"{param}[{index}]", service.model.vocab_size) for index, value in enumerate(raw)]
-    tokenizer = service.tokenizer
-    ids = await tokenizer.encode_async(raw, parse_special=True)
-    if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
-        ids.insert(0, tokenizer.bos_id)
-    return ids
-
-
-def _split(prompt: str | list[str | int | list[int]]) -> list[tuple[str, str | list[int]]]:
+def _split(prompt: str | list[str | int | list[int]]) -> list[NamedPrompt]:
     """(name, prompt) of each prompt in the four forms that OpenAI allows."""
     if isinstance(prompt, str):
-        return [("prompt", prompt)]
+        return [NamedPrompt("prompt", prompt)]
     if not prompt:
         raise RequestError("prompt must not be an empty list.", param="prompt")
     kind = type(prompt[0])
@@ -71,14 +46,15 @@ def _split(prompt: str | list[str | int | list[int]]) -> list[tuple[str, str | l
             param = f"prompt[{index}]"
             raise RequestError(f"{param}: strings, token ids and lists of token ids cannot be mixed in one prompt.", param=param)
     if kind is int:
-        return [("prompt", [item for item in prompt if isinstance(item, int)])]
-    if len(prompt) > MAX_PROMPTS:
-        raise RequestError(f"prompt has {len(prompt)} prompts; at most {MAX_PROMPTS} are allowed.", param="prompt")
-    return [(f"prompt[{index}]", item) for index, item in enumerate(prompt) if not isinstance(item, int)]
+        return [NamedPrompt("prompt", [item for item in prompt if isinstance(item, int)])]
+    check_number(prompt)
+    return [NamedPrompt(f"prompt[{index}]", item) for index, item in enumerate(prompt) if not isinstance(item, int)]
 
 
 class CompletionDialect:
     """Text answers. Choice `i` belongs to prompt `i // n`. A stream's chunks look like the whole, with pieces of text."""
+
+    ends_with_done = True
 
     def __init__(self, service: Service, generation: Generation, *, echo: bool) -> None:
         self._service = service
@@ -91,10 +67,11 @@ class CompletionDialect:
     def add(self, piece: Piece) -> None:
         self._of(piece.answer).add(piece)
 
-    def whole(self, usage: UsageOut, report: HeadraceOut | None) -> CompletionOut:
+    def whole(self) -> CompletionOut:
         whole = self._chunk(*(self._take(answer, first=True) for answer in self._generation.answers))
-        whole.usage = usage
-        whole.headrace = report or UNSET
+        whole.usage = self._generation.usage()
+        whole.timings = self._generation.timings()
+        whole.headrace = self._generation.report() or UNSET
         return whole
 
     # -- stream -----------------------------------------------------------------------------------------------------------------
@@ -102,12 +79,18 @@ class CompletionDialect:
         progress = self._of(piece.answer)
         progress.add(piece)
         if progress.text or progress.finish_reason:
-            yield self._chunk(self._take(piece.answer, first=not progress.begun))
+            chunk = self._chunk(self._take(piece.answer, first=not progress.begun))
+            if piece.finish_reason:
+                chunk.timings = piece.answer.timings()
+            yield chunk
 
-    def last_chunk(self, usage: UsageOut | None, report: HeadraceOut | None) -> CompletionOut:
+    def last_chunk(self) -> CompletionOut | None:
+        if not (self._options.include_usage or self._options.cache_report):
+            return None
         chunk = self._chunk()
-        chunk.usage = usage or UNSET
-        chunk.headrace = report or UNSET
+        chunk.usage = self._generation.usage() if self._options.include_usage else UNSET
+        chunk.timings = self._generation.timings()
+        chunk.headrace = self._generation.report() or UNSET
         return chunk
 
     # -- both -------------------------------------------------------------------------------------------------------------------

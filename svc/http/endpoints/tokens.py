@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from svc.http.options import token_id
+from svc.http.fields import token_id
 from svc.http.reply import json_response
 from svc.http.schema import DetokenizeIn, DetokenizeOut, TokenizeIn, TokenizeOut, TokenPieceOut, decode
 from svc.http.service import DOOR

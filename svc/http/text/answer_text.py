@@ -17,9 +17,13 @@ class TextDelta(NamedTuple):
 class AnswerText:
     """Called for every sampled token while a step is committed: a microsecond or two, no I/O."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), *, show_control: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), *, min_tokens: int = 0, show_control: bool = False
+    ) -> None:
+        """A stop string counts only where all of it lies in text behind the first `min_tokens` tokens."""
         self._detokenizer = Detokenizer(tokenizer, show_control=show_control)
         self._checker = StopChecker(stop)
+        self._unchecked_tokens = min_tokens
 
     @property
     def stop_hit(self) -> str | None:
@@ -29,6 +33,9 @@ class AnswerText:
     def push(self, token_id: int) -> TextDelta:
         """Take the next token. After a stop nothing more comes out."""
         text = self._detokenizer.push(token_id)
+        if self._unchecked_tokens > 0:
+            self._unchecked_tokens -= 1
+            return TextDelta(text, False)
         if not text and self._checker.hit is None:
             return TextDelta("", False)
         shown, hit = self._checker.push(text)

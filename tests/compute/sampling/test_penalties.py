@@ -85,7 +85,8 @@ def test_logprobs_stay_the_models_own() -> None:
     total = math.log(sum(math.exp(value) for value in ROW))
     assert result.token == 5
     assert result.logprob == pytest.approx(0.0 - total, abs=1e-12)
-    assert result.top == ((0, pytest.approx(2.0 - total, abs=1e-12)),)
+    ((best, logprob),) = result.top
+    assert (best, logprob) == (0, pytest.approx(2.0 - total, abs=1e-12))
 
 
 def test_nothing_given_is_changed() -> None:

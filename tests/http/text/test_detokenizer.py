@@ -83,3 +83,16 @@ def test_nothing_comes_out_after_a_stop(tokenizer: Tokenizer) -> None:
     assert [answer.push(i) for i in ids] == [("a", False), ("", True)]
     assert answer.push(ids[0]) == ("", True)
     assert answer.flush() == ("", True)
+
+
+def test_stop_strings_wait_for_min_tokens(tokenizer: Tokenizer) -> None:
+    """Neither a stop string among the first tokens ends the answer, nor one that reaches into them; the next whole one does."""
+    letters = [tokenizer.encode(letter, parse_special=False)[0] for letter in "abababc"]
+    answer = AnswerText(tokenizer, ("ba",), min_tokens=4)
+    deltas = [answer.push(token) for token in letters]
+    assert "".join(delta.text for delta in deltas) == "abababc"
+    assert [delta.stopped for delta in deltas] == [False] * 7
+    answer = AnswerText(tokenizer, ("ab", "c"), min_tokens=4)
+    deltas = [answer.push(token) for token in letters]
+    assert "".join(delta.text for delta in deltas) == "abab"
+    assert [delta.stopped for delta in deltas] == [False] * 5 + [True] * 2

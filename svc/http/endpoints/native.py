@@ -1,0 +1,198 @@
+"""POST /completion as llama-server has it. Its answers have no [DONE], and tell all about one answer in one object."""
+
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, UnsetType
+
+from svc.errors import RequestError
+from svc.http.fields import shown
+from svc.http.generation import Answer, Generation, Piece
+from svc.http.logprobs import native_probabilities
+from svc.http.middleware import scope_of
+from svc.http.native_schema import SAMPLERS, NativeOut, NativePieceOut, NativeProbabilityOut, SettingsOut
+from svc.http.options import GenerationOptions, native_options
+from svc.http.prompts import NamedPrompt, check_number, encode_prompts
+from svc.http.reply import reply
+from svc.http.schema import JsonObject, NativeIn, decode
+from svc.http.service import DOOR, Service
+from svc.slots.events import TokenEvent
+
+NO_SLOT = -1  # which seat an answer gets is the scheduler's business, and may change on the way
+
+
+async def create(request: web.Request) -> web.StreamResponse:
+    service = request.app[DOOR].service
+    body = decode(NativeIn, await request.read())
+    service.check_model(body.model)
+    options = native_options(body, service.vocabulary)
+    prompts = await encode_prompts(_split(body.prompt), service.vocabulary)
+    generation = Generation(service, f"completion-{uuid.uuid4().hex}", prompts, options, scope_of(request).arrival_s)
+    return await reply(request, service, generation, NativeDialect(service, generation, body))
+
+
+def settings(service: Service, options: GenerationOptions, *, ignore_eos: bool) -> SettingsOut:
+    """What an answer was made with; -1 is "no limit"."""
+    params, limit = options.params, -1 if options.max_tokens is None else options.max_tokens
+    biases: list[tuple[int, float | bool]] = list(params.logit_bias)
+    return SettingsOut(
+        n_predict=limit,
+        max_tokens=limit,
+        min_tokens=options.min_tokens,
+        seed=params.seed,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repeat_last_n=params.repeat_last_n,
+        repeat_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=biases + [(token, False) for token in options.banned],
+        stop=list(options.stop),
+        ignore_eos=ignore_eos,
+        stream=options.stream,
+        n_probs=params.num_logprobs or 0,
+        samplers=SAMPLERS,
+        n_ctx=service.engine.context_tokens,
+        model=service.model.name,
+    )
+
+
+class NativeDialect:
+    """One object per answer; several prompts or choices make a list of them, and events that tell them apart by `index`."""
+
+    ends_with_done = False
+
+    def __init__(self, service: Service, generation: Generation, body: NativeIn) -> None:
+        self._service = service
+        self._generation = generation
+        self._options = generation.options
+        self._return_tokens = bool(body.return_tokens)
+        self._fields = body.response_fields
+        self._settings = settings(service, generation.options, ignore_eos=bool(body.ignore_eos))
+        self._unsent: dict[int, _Unsent] = {}
+
+    # -- whole ------------------------------------------------------------------------------------------------------------------
+    def add(self, piece: Piece) -> None:
+        self._of(piece.answer).add(piece)
+
+    def whole(self) -> object:
+        answers = [self._end(answer, *self._of(answer).take()) for answer in self._generation.answers]
+        return answers if len(answers) > 1 else answers[0]
+
+    # -- stream -----------------------------------------------------------------------------------------------------------------
+    def chunks(self, piece: Piece) -> Iterator[object]:
+        unsent = self._of(piece.answer)
+        unsent.add(piece)
+        if unsent.text or (piece.finish_reason and unsent.tokens):
+            text, tokens = unsent.take()
+            yield NativePieceOut(
+                index=piece.answer.index,
+                content=text,
+                tokens=[event.token for event in tokens],
+                stop=False,
+                id_slot=NO_SLOT,
+                tokens_predicted=unsent.num_tokens,
+                tokens_evaluated=len(piece.answer.prompt.ids),
+                completion_probabilities=self._probabilities(tokens),
+            )
+        if piece.finish_reason:
+            yield self._end(piece.answer, "", [])
+
+    def last_chunk(self) -> None:
+        return None
+
+    # -- both -------------------------------------------------------------------------------------------------------------------
+    def _of(self, answer: Answer) -> "_Unsent":
+        return self._unsent.setdefault(answer.index, _Unsent())
+
+    def _probabilities(self, tokens: list[TokenEvent]) -> list[NativeProbabilityOut] | UnsetType:
+        return native_probabilities(tokens, self._service.tokenizer) if self._options.logprobs and tokens else UNSET
+
+    def _end(self, answer: Answer, text: str, tokens: list[TokenEvent]) -> object:
+        """The whole answer, or the last event of its stream."""
+        assert answer.finished is not None
+        usage, tokenizer = answer.finished.usage, self._service.tokenizer
+        out = NativeOut(
+            index=answer.index,
+            content=text,
+            tokens=[event.token for event in tokens] if self._return_tokens else [],
+            id_slot=NO_SLOT,
+            stop=True,
+            model=self._service.model.name,
+            tokens_predicted=usage.completion_tokens,
+            tokens_evaluated=usage.prompt_tokens,
+            generation_settings=self._settings,
+            prompt=tokenizer.decode(token for token in answer.prompt.ids if token < tokenizer.vocab_size),
+            has_new_line=answer.has_new_line,
+            truncated=self._truncated(answer),
+            stop_type=answer.stop_type,
+            stopping_word=answer.stopping_word or "",
+            tokens_cached=usage.cached_tokens,
+            timings=answer.timings(),
+            completion_probabilities=self._probabilities(tokens),
+            headrace=self._generation.report_of(answer) or UNSET,
+        )
+        return out if not self._fields else picked(msgspec.to_builtins(out), self._fields)
+
+    def _truncated(self, answer: Answer) -> bool:
+        """Whether the answer ended because the context is full."""
+        assert answer.finished is not None
+        usage = answer.finished.usage
+        full = usage.prompt_tokens + usage.completion_tokens > self._service.engine.context_tokens
+        return answer.stop_type == "limit" and full
+
+
+class _Unsent:
+    """What one answer has that was not sent yet."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.tokens: list[TokenEvent] = []
+        self.num_tokens = 0  # sent ones included
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.tokens += piece.tokens
+        self.num_tokens += len(piece.tokens)
+
+    def take(self) -> tuple[str, list[TokenEvent]]:
+        text, tokens = self.text, self.tokens
+        self.text, self.tokens = "", []
+        return text, tokens
+
+
+def picked(answer: JsonObject, fields: Sequence[str]) -> JsonObject:
+    """Only `fields`: "timings/prompt_n" is a field inside a field and keeps that name; what there is not is left out."""
+    out: JsonObject = {}
+    for field in fields:
+        value: Any = answer
+        for name in field.split("/"):
+            if not isinstance(value, dict) or name not in value:
+                break
+            value = value[name]
+        else:
+            out[field] = value
+    return out
+
+
+def _split(prompt: str | JsonObject | list[Any]) -> list[NamedPrompt]:
+    """A list with a token id in it is one prompt; any other is a list of prompts."""
+    if not isinstance(prompt, list) or any(isinstance(item, int) for item in prompt):
+        return [_single("prompt", prompt)]
+    if not prompt:
+        raise RequestError("prompt must not be an empty list.", param="prompt")
+    check_number(prompt)
+    return [_single(f"prompt[{index}]", item) for index, item in enumerate(prompt)]
+
+
+def _single(param: str, prompt: Any) -> NamedPrompt:
+    if isinstance(prompt, dict) and isinstance(prompt.get("prompt_string"), str) and not prompt.get("multimodal_data"):
+        return NamedPrompt(param, prompt["prompt_string"])
+    if isinstance(prompt, str | list):
+        return NamedPrompt(param, prompt)
+    raise RequestError(f"{param} must be text, or a list of token ids and texts, not {shown(prompt)}.", param=param)

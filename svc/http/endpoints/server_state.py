@@ -1,0 +1,79 @@
+"""GET /props and GET /slots, llama-server's views of a server."""
+
+from aiohttp import web
+from msgspec import UNSET
+
+from svc.http.endpoints.native import settings
+from svc.http.errors import unavailable
+from svc.http.native_schema import DefaultSettingsOut, ModalitiesOut, NextTokenOut, PropsOut, SlotOut
+from svc.http.options import native_options
+from svc.http.reply import json_response
+from svc.http.schema import NativeIn
+from svc.http.service import DOOR, Service
+from svc.http.text.tokenizer import Tokenizer
+from svc.slots.stats import SlotView
+
+
+async def props(request: web.Request) -> web.Response:
+    """`chat_template` is a string even where there is none: clients split it without asking."""
+    service = request.app[DOOR].service
+    tokenizer = service.tokenizer
+    return json_response(
+        PropsOut(
+            default_generation_settings=_defaults(service),
+            total_slots=service.engine.stats().num_seats,
+            model_alias=service.model.name,
+            model_path=service.model.path,
+            modalities=ModalitiesOut(),
+            chat_template=service.template.source if service.template else "",
+            bos_token=_spelled(tokenizer.bos_id, tokenizer),
+            eos_token=_spelled(tokenizer.eos_id, tokenizer),
+            build_info=service.fingerprint,
+        )
+    )
+
+
+def _defaults(service: Service) -> DefaultSettingsOut:
+    """What a request to /completion that asks for nothing gets."""
+    params = settings(service, native_options(NativeIn(prompt=""), service.vocabulary), ignore_eos=False)
+    params.seed = -1  # every request draws its own
+    return DefaultSettingsOut(service.engine.context_tokens, params)
+
+
+def _spelled(token: int | None, tokenizer: Tokenizer) -> str:
+    return "" if token is None else tokenizer.token_text(token)
+
+
+async def slots(request: web.Request) -> web.Response:
+    """Every seat, taken or not; with `?fail_on_no_slot=1` a 503 when all are taken."""
+    service = request.app[DOOR].service
+    taken = {view.row: view for view in service.engine.slots()}
+    num_seats = service.engine.stats().num_seats
+    if len(taken) >= num_seats and request.query.get("fail_on_no_slot"):
+        raise unavailable("Every slot is in use.", "no_slot_available")
+    return json_response([_slot(row, taken.get(row), service) for row in range(num_seats)])
+
+
+def _slot(row: int, view: SlotView | None, service: Service) -> SlotOut:
+    n_ctx = service.engine.context_tokens
+    if view is None:
+        return SlotOut(row, n_ctx, False, False, NextTokenOut(False, 0, 0), "idle")
+    tokens = view.tokens.tolist() if service.show_prompts else None
+    return SlotOut(
+        id=row,
+        n_ctx=n_ctx,
+        is_processing=True,
+        speculative=False,
+        next_token=NextTokenOut(True, view.max_tokens - view.generated, view.generated),
+        state=view.state,
+        request_id=view.request_id,
+        n_prompt_tokens=view.prompt_tokens,
+        n_prompt_tokens_cached=view.cached_tokens,
+        n_past=view.position,
+        prompt=UNSET if tokens is None else _text(tokens[: view.prompt_tokens], service.tokenizer),
+        generated=UNSET if tokens is None else _text(tokens[view.prompt_tokens :], service.tokenizer),
+    )
+
+
+def _text(tokens: list[int], tokenizer: Tokenizer) -> str:
+    return tokenizer.decode(token for token in tokens if token < tokenizer.vocab_size)

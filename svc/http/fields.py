@@ -1,0 +1,200 @@
+"""Single fields of a request body: each checked, or refused by name."""
+
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from svc.errors import RequestError
+from svc.http.text.tokenizer import Tokenizer
+
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 1000
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
+MAX_BIAS_CHARS = 1000
+
+
+def number(name: str, value: float | None, default: float, low: float, high: float) -> float:
+    if value is None:
+        return default
+    if not low <= value <= high or not math.isfinite(value):
+        raise RequestError(f"{name} must be from {low:g} to {high:g}, not {shown(value)}.", param=name)
+    return float(value)
+
+
+def integer(name: str, value: int | None, default: int, low: int, high: int) -> int:
+    if value is None:
+        return default
+    if not low <= value <= high:
+        raise RequestError(f"{name} must be from {low} to {high}, not {shown(value)}.", param=name)
+    return value
+
+
+def token_id(value: object, param: str, vocab_size: int) -> int:
+    """A token id that the vocabulary has; RequestError naming `param`."""
+    if not isinstance(value, int):
+        raise RequestError(f"{param} must be a token id, not {shown(value)}.", param=param)
+    if not 0 <= value < vocab_size:
+        raise RequestError(f"{param} is {shown(value)}, not a token of the vocabulary (0 to {vocab_size - 1}).", param=param)
+    return value
+
+
+def token_count(name: str, value: int | None, default: int | None) -> int | None:
+    """A count beyond the context is cut to the context later; 0 evaluates the prompt only."""
+    if value is None:
+        return default
+    if value < 0:
+        raise RequestError(f"{name} must not be negative, but is {shown(value)}.", param=name)
+    return min(value, 2**31 - 1)
+
+
+def top_k(value: int | None, default: int) -> int:
+    """0 and -1 (vLLM's word) are off."""
+    if value == -1:
+        return 0
+    return min(integer("top_k", value, default, 0, 2**63 - 1), 2**31 - 1)
+
+
+def last_n(value: int | None, default: int) -> int:
+    """-1 is all."""
+    return min(integer("repeat_last_n", value, default, -1, 2**63 - 1), 2**31 - 1)
+
+
+def seed(value: int | None) -> int:
+    """Without a seed every request draws its own."""
+    if value is None:
+        return secrets.randbits(63)
+    return integer("seed", value, 0, -(2**63), 2**63 - 1)
+
+
+def stop_strings(value: str | list[str] | None) -> tuple[str, ...]:
+    strings = [value] if isinstance(value, str) else value or []
+    if len(strings) > MAX_STOP_STRINGS:
+        raise RequestError(f"stop has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed.", param="stop")
+    for index, string in enumerate(strings):
+        param = "stop" if isinstance(value, str) else f"stop[{index}]"
+        if not string:
+            raise RequestError(f"{param} must not be empty.", param=param)
+        if len(string) > MAX_STOP_CHARS:
+            raise RequestError(f"{param} is longer than {MAX_STOP_CHARS} characters.", param=param)
+    return tuple(dict.fromkeys(strings))
+
+
+def logit_bias(value: Any, tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[tuple[int, float], ...], frozenset[int]]:
+    """(biases, tokens never to be sampled) of OpenAI's object {"id": bias} or llama-server's list [[id or text, bias or false]].
+
+    A text stands for each of its tokens. Biases of one token add up.
+    """
+    biases: dict[int, float] = {}
+    never: set[int] = set()
+    for param, key, amount in _bias_entries(value):
+        for token in _biased_tokens(key, param, tokenizer, vocab_size):
+            if amount is False:
+                never.add(token)
+            elif isinstance(amount, bool) or not isinstance(amount, int | float):
+                raise RequestError(f"{param} must have a number or false as its bias, not {shown(amount)}.", param=param)
+            else:
+                biases[token] = biases.get(token, 0.0) + number(param, amount, 0.0, -MAX_BIAS, MAX_BIAS)
+    return tuple(sorted(biases.items())), frozenset(never)
+
+
+def _bias_entries(value: Any) -> list[tuple[str, int | str, Any]]:
+    """(name of the entry, token id or text, bias)."""
+    if value is None:
+        return []
+    if not isinstance(value, dict | list):
+        raise RequestError(f"logit_bias must be an object or a list of pairs, not {shown(value)}.", param="logit_bias")
+    if len(value) > MAX_BIASES:
+        raise RequestError(f"logit_bias has {len(value)} entries; at most {MAX_BIASES} are allowed.", param="logit_bias")
+    if isinstance(value, dict):
+        return [(f"logit_bias.{key[:40]}", int(key) if _is_id(key) else key, amount) for key, amount in value.items()]
+    entries: list[tuple[str, int | str, Any]] = []
+    for index, pair in enumerate(value):
+        param = f"logit_bias[{index}]"
+        if not isinstance(pair, list) or len(pair) != 2 or isinstance(pair[0], bool) or not isinstance(pair[0], int | str):
+            raise RequestError(f"{param} must be a pair of a token (id or text) and a bias, not {shown(pair)}.", param=param)
+        entries.append((param, pair[0], pair[1]))
+    return entries
+
+
+def _is_id(key: str) -> bool:
+    return key.isdecimal() and key.isascii() and len(key) < 20
+
+
+def _biased_tokens(key: int | str, param: str, tokenizer: Tokenizer, vocab_size: int) -> set[int]:
+    if isinstance(key, int):
+        return {token_id(key, param, vocab_size)}
+    if len(key) > MAX_BIAS_CHARS:
+        raise RequestError(f"{param} is longer than {MAX_BIAS_CHARS} characters.", param=param)
+    return set(tokenizer.encode(key, parse_special=True))
+
+
+# -- known, but not supported yet ---------------------------------------------------------------------------------------------
+
+
+def neutral(*values: object) -> Callable[[Any], bool]:
+    """Whether a value is one of those that ask for nothing."""
+    return lambda value: any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in values)
+
+
+def _is_text_format(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") == "text"
+
+
+def _is_text_only(value: Any) -> bool:
+    return isinstance(value, list) and all(item == "text" for item in value)
+
+
+# Field -> whether a value (None never asked) asks for nothing.
+Unsupported = Mapping[str, Callable[[Any], bool]]
+UNSUPPORTED: Unsupported = {
+    "response_format": _is_text_format,
+    "grammar": neutral(""),
+    "json_schema": neutral({}, ""),
+    "structured_outputs": neutral({}),
+    "guided_json": neutral({}, ""),
+    "guided_regex": neutral(""),
+    "guided_choice": neutral([]),
+    "guided_grammar": neutral(""),
+}
+UNSUPPORTED_CHAT: Unsupported = {
+    "audio": neutral(),
+    "modalities": _is_text_only,
+    "web_search_options": neutral(),
+    "functions": neutral([]),
+    "function_call": neutral("none", "auto"),
+    "tool_choice": neutral("none", "auto"),
+}
+UNSUPPORTED_COMPLETION: Unsupported = {"suffix": neutral("")}
+UNSUPPORTED_NATIVE: Unsupported = {
+    "dry_multiplier": neutral(0),
+    "dynatemp_range": neutral(0),
+    "mirostat": neutral(0),
+    "n_indent": neutral(0),
+    "post_sampling_probs": neutral(False),
+    "top_n_sigma": lambda value: isinstance(value, int | float) and value <= 0,
+    "typical_p": neutral(1),
+    "xtc_probability": neutral(0),
+}
+
+
+def refuse_unsupported(body: object, *tables: Unsupported) -> None:
+    """RequestError for the first field that asks for what there is not: silently ignoring it would be worse than an error."""
+    for table in tables:
+        for name, is_neutral in table.items():
+            value = getattr(body, name)
+            if value is not None and not is_neutral(value):
+                raise unsupported(name, value)
+
+
+def unsupported(name: str, value: object) -> RequestError:
+    return RequestError(f"{name} is not supported yet (here {shown(value)}).", param=name, code="unsupported_parameter")
+
+
+def shown(value: object) -> str:
+    """A value as an error message quotes it."""
+    if isinstance(value, int) and abs(value) >= 10**30:  # Python refuses to print what is really long
+        return "a number of more than 30 digits"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

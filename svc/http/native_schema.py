@@ -1,0 +1,129 @@
+"""The answers of llama-server's own endpoints, with its names; what it says of features that do not exist here is left out."""
+
+from msgspec import UNSET, Struct, UnsetType
+
+from svc.http.schema import HeadraceOut, TimingsOut
+
+SAMPLERS = ["penalties", "temperature", "top_k", "top_p", "min_p"]  # in their order, which is fixed
+
+
+class NativeTopOut(Struct):
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class NativeProbabilityOut(Struct):
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float
+    top_logprobs: list[NativeTopOut]
+
+
+class SettingsOut(Struct):
+    """`generation_settings` of an answer, `params` of /props."""
+
+    n_predict: int
+    max_tokens: int
+    min_tokens: int
+    seed: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_last_n: int
+    repeat_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: list[tuple[int, float | bool]]
+    stop: list[str]
+    ignore_eos: bool
+    stream: bool
+    n_probs: int
+    samplers: list[str]
+    n_ctx: int
+    model: str
+
+
+class NativePieceOut(Struct):
+    """One event of a stream before the last."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    stop: bool
+    id_slot: int
+    tokens_predicted: int
+    tokens_evaluated: int
+    completion_probabilities: list[NativeProbabilityOut] | UnsetType = UNSET
+
+
+class NativeOut(Struct):
+    """A whole answer, and the last event of a stream."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    id_slot: int
+    stop: bool
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    generation_settings: SettingsOut
+    prompt: str
+    has_new_line: bool
+    truncated: bool
+    stop_type: str
+    stopping_word: str
+    tokens_cached: int
+    timings: TimingsOut
+    completion_probabilities: list[NativeProbabilityOut] | UnsetType = UNSET
+    headrace: HeadraceOut | UnsetType = UNSET
+
+
+class DefaultSettingsOut(Struct):
+    n_ctx: int
+    params: SettingsOut
+
+
+class ModalitiesOut(Struct):
+    vision: bool = False
+    audio: bool = False
+
+
+class PropsOut(Struct):
+    default_generation_settings: DefaultSettingsOut
+    total_slots: int
+    model_alias: str
+    model_path: str
+    modalities: ModalitiesOut
+    chat_template: str
+    bos_token: str
+    eos_token: str
+    build_info: str
+    is_sleeping: bool = False
+
+
+class NextTokenOut(Struct):
+    has_next_token: bool
+    n_remain: int
+    n_decoded: int
+
+
+class SlotOut(Struct):
+    """One seat. What llama-server has no name for comes behind: state, request, and the counts of the prompt."""
+
+    id: int
+    n_ctx: int
+    is_processing: bool
+    speculative: bool
+    next_token: NextTokenOut
+    state: str  # "idle", "prefill" or "decode"
+    request_id: str | None = None
+    n_prompt_tokens: int = 0
+    n_prompt_tokens_cached: int = 0
+    n_past: int = 0
+    prompt: str | UnsetType = UNSET
+    generated: str | UnsetType = UNSET
