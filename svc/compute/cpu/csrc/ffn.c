@@ -45,28 +45,28 @@ typedef struct {
     float *shared;        /* [T][C] */
 } moe_job;
 
-/* The k largest logits, ties to the lower index, and the softmax over them. */
+/* The k largest logits, ties to the lower index, and the softmax over them. A NaN is never larger than anything. */
 static void route_task(void *context, int token, int worker) {
     const moe_job *j = context;
     const moe_layer *l = j->l;
     (void)worker;
-    float *logits = j->router + (size_t)token * (size_t)l->num_experts;
+    const float *logits = j->router + (size_t)token * (size_t)l->num_experts;
     int32_t *experts = j->expert + (size_t)token * (size_t)l->num_used;
     float *weights = j->weight + (size_t)token * (size_t)l->num_used, sum = 0.0f;
-    for (int rank = 0; rank < l->num_used; rank++) {
-        int best = -1;
-        for (int i = 0; i < l->num_experts; i++) {
-            int taken = 0;
-            for (int r = 0; r < rank; r++) {
-                taken |= experts[r] == i;
-            }
-            /* a NaN is never larger: it is taken only when nothing else is left, and then makes the weights NaN */
-            if (!taken && (best < 0 || logits[i] > logits[best] || (logits[best] != logits[best] && logits[i] == logits[i]))) {
-                best = i;
+    int count = 0;
+    for (int i = 0; i < l->num_experts; i++) { /* `experts` holds the best so far, in order */
+        int place = count < l->num_used ? count++ : count;
+        for (; place > 0 && logits[i] > logits[experts[place - 1]]; place--) {
+            if (place < l->num_used) {
+                experts[place] = experts[place - 1];
             }
         }
-        experts[rank] = best;
-        weights[rank] = exp_one(logits[best] - logits[experts[0]]);
+        if (place < l->num_used) {
+            experts[place] = i;
+        }
+    }
+    for (int rank = 0; rank < l->num_used; rank++) {
+        weights[rank] = exp_one(logits[experts[rank]] - logits[experts[0]]);
         sum += weights[rank];
     }
     for (int rank = 0; rank < l->num_used; rank++) {
@@ -122,8 +122,7 @@ static void route(moe_job *j, const float *normed, size_t ld) {
     };
     run_products(j->e, products, j->l->has_shared ? 2 : 1);
     if (!j->e->out_of_memory) {
-        size_t work = (size_t)j->num_tokens * (size_t)j->l->num_experts * (size_t)j->l->num_used;
-        run_tasks(j->e, route_task, j, j->num_tokens, work);
+        run_tasks(j->e, route_task, j, j->num_tokens, 16 * (size_t)j->num_tokens * (size_t)j->l->num_experts);
     }
 }
 
