@@ -31,7 +31,7 @@ EVERYONE_MAY_IMPORT = ("svc.config", "svc.errors")
 
 # Third-party and standard modules that have one home.
 HOMES = {
-    "aiohttp": ("svc.http", "svc.app", "svc.lifecycle"),
+    "aiohttp": ("svc.http", "svc.app", "svc.lifecycle", "svc.cli.client"),
     "asyncio": ("svc.http", "svc.slots.engine", "svc.slots.stream", "svc.compute.worker", "svc.app", "svc.lifecycle", "svc.cli"),
     "uvloop": ("svc.app", "svc.lifecycle", "svc.cli"),
     "cupy": ("svc.compute.cuda",),

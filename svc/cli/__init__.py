@@ -1,4 +1,4 @@
-"""The command line: `headrace serve`, `inspect`, `perplexity`, `bench`.
+"""The command line: `headrace serve`, `chat`, `inspect`, `perplexity`, `bench`.
 
 Exit codes: 0 done, 2 something the user gave cannot be used (one sentence on stderr), 130 interrupted. A traceback is our bug.
 """
@@ -9,6 +9,7 @@ import signal
 import sys
 
 from svc.cli.bench import add_command as add_bench
+from svc.cli.chat import add_command as add_chat
 from svc.cli.inspect import add_command as add_inspect
 from svc.cli.perplexity import add_command as add_perplexity
 from svc.cli.serve import add_command as add_serve
@@ -41,6 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="print the version and exit")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     add_serve(commands)
+    add_chat(commands)
     add_inspect(commands)
     add_perplexity(commands)
     add_bench(commands)

@@ -1,0 +1,56 @@
+"""What has been said: the messages of a chat, and what a person may do to them. No I/O."""
+
+from typing import Literal, NamedTuple
+
+
+class Message(NamedTuple):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Conversation:
+    """Turns of a question and its answer, after an optional system message."""
+
+    def __init__(self, system: str = "") -> None:
+        self.system = system  # empty: none
+        self._turns: list[tuple[str, str | None]] = []  # the answer is None while it is awaited
+
+    def __len__(self) -> int:
+        """Turns."""
+        return len(self._turns)
+
+    @property
+    def messages(self) -> list[Message]:
+        """In the order the model sees them."""
+        found = [Message("system", self.system)] if self.system else []
+        for question, answer in self._turns:
+            found.append(Message("user", question))
+            if answer is not None:
+                found.append(Message("assistant", answer))
+        return found
+
+    def ask(self, question: str) -> None:
+        assert not self._turns or self._turns[-1][1] is not None, "a question is open already"
+        self._turns.append((question, None))
+
+    def answer(self, text: str) -> None:
+        """The open question's answer, complete or cut off. An empty one takes the question back: as if it had not been asked."""
+        question, answer = self._turns.pop()
+        assert answer is None, "no question is open"
+        if text:
+            self._turns.append((question, text))
+
+    def reopen(self) -> bool:
+        """The last answer is forgotten and awaited anew; False when there is none."""
+        if not self._turns:
+            return False
+        self._turns[-1] = self._turns[-1][0], None
+        return True
+
+    def undo(self) -> bool:
+        """The last turn is forgotten; False when there is none."""
+        return bool(self._turns and self._turns.pop())
+
+    def clear(self) -> None:
+        """All turns are forgotten; the system message stays."""
+        self._turns.clear()
