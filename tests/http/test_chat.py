@@ -278,3 +278,73 @@ async def test_failure_of_the_engine_is_a_500_without_internals() -> None:
             assert "secret" not in str(result)
         errors = [line["error"] for line in at.log_lines()]
     assert errors == ["secret: pointer 0xdead"] * 2
+
+
+async def test_penalties_and_bias_reach_the_engine() -> None:
+    """OpenAI's names, vLLM's and llama.cpp's; without any of them nothing is counted."""
+    expected = [
+        ({}, (1.0, False)),
+        ({"presence_penalty": 1.5, "frequency_penalty": -0.5, "logit_bias": {"65": 2, "66": -100, "67": False}}, (1.0, True)),
+        ({"repetition_penalty": 1.2}, (1.2, True)),
+        ({"repeat_penalty": 1.2}, (1.2, True)),
+        ({"repetition_penalty": 1.2, "repeat_penalty": 1.2, "repeat_last_n": 7}, (1.2, True)),
+    ]
+    async with serving(FakeEngine(saying("x"))) as at:
+        for fields, _ in expected:
+            assert (await at.post("/v1/chat/completions", {**USER, **fields}))[0] == 200
+    requests = [sequence.request for sequence in at.engine.sequences]
+    assert [(r.params.repetition_penalty, r.params.has_penalties) for r in requests] == [result for _, result in expected]
+    assert (requests[1].params.presence_penalty, requests[1].params.frequency_penalty) == (1.5, -0.5)
+    assert (requests[1].params.logit_bias, requests[1].banned) == (((65, 2.0), (66, -100.0)), (67,))
+    assert [r.params.repeat_last_n for r in requests[2:]] == [-1, 64, 7]
+    assert not any(r.params.penalize_prompt for r in requests)
+
+
+async def test_min_tokens_goes_before_stop_strings() -> None:
+    """The engine is told for its stop ids; a stop string that begins within them does not end the answer, a later one does."""
+    async with serving(FakeEngine(saying("END an END."))) as at:
+        _, whole = await at.post("/v1/chat/completions", {**USER, "stop": ["END", "."], "min_tokens": 4})
+        *chunks, _ = await at.events("/v1/chat/completions", {**USER, "stop": ["END"], "min_tokens": 9})
+    assert (whole["choices"][0]["message"]["content"], whole["choices"][0]["finish_reason"]) == ("END an ", "stop")
+    assert "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]) == "END an END."
+    assert [sequence.request.min_tokens for sequence in at.engine.sequences] == [4, 9]
+
+
+async def test_twenty_best_tokens() -> None:
+    """As many as OpenAI allows."""
+    top = tuple((token, -0.1 * token) for token in range(65, 85))
+    async with serving(FakeEngine(lambda request: [TokenEvent(65, -6.5, top), IM_END])) as at:
+        _, whole = await at.post("/v1/chat/completions", {**USER, "logprobs": True, "top_logprobs": 20})
+    (entry,) = whole["choices"][0]["logprobs"]["content"]
+    assert at.engine.sequences[0].request.params.num_logprobs == 20
+    assert [(best["token"], best["bytes"]) for best in entry["top_logprobs"]] == [(chr(token), [token]) for token, _ in top]
+
+
+async def test_timings_come_with_the_end() -> None:
+    """In a whole answer; in a stream with the usage if that was asked for and with each finish reason; times are the engine's."""
+    async with serving(FakeEngine(saying("abcd"), cached=lambda request: 5)) as at:
+        _, whole = await at.post("/v1/chat/completions", USER)
+        *plain, _ = await at.events("/v1/chat/completions", USER)
+        *counted, _ = await at.events("/v1/chat/completions", {**USER, "stream_options": {"include_usage": True}})
+    timings = whole["timings"]
+    assert (timings["cache_n"], timings["prompt_n"], timings["predicted_n"]) == (5, len(ids(PROMPT)) - 5, 4)
+    assert (timings["prompt_ms"], timings["predicted_ms"], timings["predicted_per_second"]) == (500.0, 1000.0, 4.0)
+    assert plain[-1]["timings"] == counted[-1]["timings"] == timings
+    assert not any("timings" in chunk for chunk in plain[:-1])
+
+
+async def test_what_clients_make_of_messages() -> None:
+    """Content in parts, a developer for a system, a system message late in the list, an assistant without content: all in place."""
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None},
+        {"role": "system", "content": "late"},
+        {"role": "user", "content": [{"type": "text", "text": "b"}], "name": "me"},
+    ]
+    turns = [("system", "one\ntwo"), ("user", "a"), ("assistant", ""), ("user", "late"), ("user", "b")]
+    rendered = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns) + "<|im_start|>assistant\n"
+    async with serving(FakeEngine(saying("x"))) as at:
+        status, _ = await at.post("/v1/chat/completions", {"messages": messages})
+    assert status == 200
+    assert list(at.engine.sequences[0].request.prompt) == ids(rendered)
