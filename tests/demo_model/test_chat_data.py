@@ -6,7 +6,7 @@ import re
 import pytest
 
 from svc.http.text.template_env import template_environment
-from tests.demo_model.conftest import SCRIPTS, load_script
+from tests.demo_model.scripts import SCRIPTS, load_script
 
 chat_data = load_script("chat_data")
 NOVEL = """CHAPTER I

@@ -3,7 +3,7 @@
 import struct
 import zlib
 
-from tests.demo_model.conftest import load_script
+from tests.demo_model.scripts import load_script
 
 fetch = load_script("fetch")
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.demo_model.conftest import load_script
+from tests.demo_model.scripts import load_script
 
 ngram = load_script("ngram")
 VOCABULARY = 9

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.demo_model.conftest import load_script
+from tests.demo_model.scripts import load_script
 
 torch = pytest.importorskip("torch", reason="torch is only installed where the demo model is trained")
 model = load_script("model")

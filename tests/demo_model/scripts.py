@@ -5,8 +5,6 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import pytest
-
 SCRIPTS = Path(__file__).parents[2] / "ops" / "demo_model"
 MODEL = Path(__file__).parents[2] / "svc" / "models" / "headrace-demo.gguf"
 
@@ -18,8 +16,3 @@ def load_script(name: str) -> ModuleType:
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="session")
-def demo_file() -> Path:
-    return MODEL
