@@ -24,6 +24,7 @@ SETTINGS = (
     ("min-p", float, "X", "tokens at least so likely, relative to the likeliest"),
     ("seed", int, "N", "the same seed gives the same answers"),
 )
+VISIBLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 HELP = """\
 /regen         another answer to the last question
 /undo          forget the last question and its answer
@@ -189,7 +190,8 @@ class Chat:
 
 
 def _show(text: str) -> None:
-    sys.stdout.write(text)
+    """What a model writes must not steer the terminal."""
+    sys.stdout.write(text.translate(VISIBLE) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 

@@ -197,3 +197,11 @@ def test_empty_question(server: list[str], monkeypatch: pytest.MonkeyPatch, caps
     piped(monkeypatch, " \n")
     assert main(["chat", *server]) == 2
     assert "no question" in capsys.readouterr().err
+
+
+def test_answers_do_not_steer_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Escape sequences and other controls are shown as such on a terminal; a file gets what the model wrote."""
+    chat._show("a\x1b[2J\tb\n")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    chat._show("a\x1b[2J\tb\x9b\n")
+    assert capsys.readouterr().out == "a\x1b[2J\tb\n" + "a\ufffd[2J\tb\ufffd\n"
