@@ -4,7 +4,13 @@
 
 #include "lane_math.h"
 
-#define TILE_ROWS 16
+#define TILE_ROWS 16 /* most rows of a tile */
+
+/* Rows of a tile of this product: fewer for one token and for long rows, so that the dequantized tile stays in a near cache. */
+static int tile_rows(const product *p) {
+    size_t floats = TILE_ROWS * ROUND_LANES(p->weight->cols) * (p->up ? 2 : 1);
+    return p->num_tokens == 1 || floats > (size_t)1 << 17 ? TILE_ROWS / 2 : TILE_ROWS;
+}
 
 #if LANES_AVX512
 #define MANY_ROWS 4 /* rows x tokens held in registers: 16 accumulators of the 32 registers */
@@ -182,9 +188,10 @@ static void product_task(void *context, int task, int worker) {
         }
     }
     const product *p = ph->products + low;
-    int first_row = (task - ph->first_tile[low]) * TILE_ROWS, num_rows = min_int(TILE_ROWS, p->weight->rows - first_row);
+    int height = tile_rows(p), first_row = (task - ph->first_tile[low]) * height;
+    int num_rows = min_int(height, p->weight->rows - first_row);
     size_t ld = ROUND_LANES(p->weight->cols);
-    float *tile = ph->e->scratch[worker], *up_tile = tile + TILE_ROWS * ld;
+    float *tile = ph->e->scratch[worker], *up_tile = tile + (size_t)height * ld;
     dequantize_tile(ph->e, p->weight, p->expert, first_row, num_rows, ld, tile);
     if (p->up) {
         dequantize_tile(ph->e, p->up, p->expert, first_row, num_rows, ld, up_tile);
@@ -207,7 +214,7 @@ void run_products(engine *e, const product *products, int count) {
     }
     first_tile[0] = 0;
     for (int i = 0; i < count; i++) {
-        first_tile[i + 1] = first_tile[i] + (products[i].num_tokens ? div_up(products[i].weight->rows, TILE_ROWS) : 0);
+        first_tile[i + 1] = first_tile[i] + (products[i].num_tokens ? div_up(products[i].weight->rows, tile_rows(products + i)) : 0);
     }
     phase ph = {e, products, first_tile, count};
     run_tasks(e, product_task, &ph, first_tile[count], work);
