@@ -1,0 +1,214 @@
+"""The device layer: all that the CUDA room asks of a GPU, in one small contract with two implementations.
+
+`CupyDevice` (cupy_device.py) is a real GPU. `EmulatedDevice` (tests/cuda_emulator) runs the same kernels on the CPU, so that
+whatever is written against this file is tested without a GPU. Launchers, graphs and the backend see nothing else.
+
+Order of work. Everything that takes a `stream` (None: `Device.main`) is queued on it and may not have happened when the call
+returns; `to_host`, `copy_in` and `from_host` are complete for the host on return. Streams are unordered among each other except
+through events. Arrays and pinned memory must not be dropped or reused on another stream or by the host before the work on them
+is done.
+
+Mistakes of ours (a wrong type, an oversized launch, an allocation while capturing) are TypeError, ValueError or DeviceStateError;
+what a kernel does wrong while it runs is DeviceFaultError.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from svc.compute.cuda.signature import Signature
+
+Dim = tuple[int, ...]  # one to three sizes, x first
+Defines = Mapping[str, int | str]
+
+
+class DeviceFaultError(RuntimeError):
+    """A kernel that failed: an illegal address, a deadlock, a time-out. On a real GPU the device is lost to this process."""
+
+
+class DeviceStateError(RuntimeError):
+    """A call that the state of the device forbids: allocating or reading back while a graph is captured."""
+
+
+class DeviceArray:
+    """A C-contiguous array in device memory. Deliberately no numpy array: reading one is `Device.to_host`, nothing converts by
+    accident.
+
+    `owner` keeps the memory alive; views share it. bfloat16 is `uint16` here and quantized blocks are `uint8`.
+    """
+
+    __slots__ = ("__weakref__", "dtype", "owner", "pointer", "shape")
+
+    def __init__(self, pointer: int, shape: Sequence[int], dtype: DTypeLike, owner: object) -> None:
+        self.pointer = pointer
+        self.shape = tuple(int(size) for size in shape)
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.owner = owner
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def view(self, shape: Sequence[int], dtype: DTypeLike | None = None, *, offset_bytes: int = 0) -> "DeviceArray":
+        """The same memory read otherwise. ValueError when it does not lie inside this array or is not aligned to its elements."""
+        array = DeviceArray(self.pointer + offset_bytes, shape, self.dtype if dtype is None else dtype, self.owner)
+        if offset_bytes < 0 or offset_bytes + array.nbytes > self.nbytes:
+            raise ValueError(f"a view {array.shape} {array.dtype} at byte {offset_bytes} does not lie inside {self!r}")
+        if array.pointer % array.dtype.itemsize:
+            raise ValueError(f"a view at byte {offset_bytes} of {self!r} is not aligned to {array.dtype}")
+        return array
+
+    def rows(self, start: int, stop: int) -> "DeviceArray":
+        """[start, stop) of the first axis."""
+        if not 0 <= start <= stop <= self.shape[0]:
+            raise ValueError(f"rows {start} to {stop} do not lie inside {self!r}")
+        row_bytes = self.dtype.itemsize * math.prod(self.shape[1:])
+        return DeviceArray(self.pointer + start * row_bytes, (stop - start, *self.shape[1:]), self.dtype, self.owner)
+
+    def __array__(self, *args: object, **kwargs: object) -> NDArray[Any]:
+        raise TypeError("a device array was used as a host array; read it with Device.to_host")
+
+    def __iter__(self) -> Any:
+        raise TypeError("a device array cannot be iterated over on the host")
+
+    def __bool__(self) -> bool:
+        raise TypeError("the truth of a device array is not known on the host")
+
+    def __repr__(self) -> str:
+        return f"<DeviceArray {self.dtype} {list(self.shape)}>"
+
+
+class Kernel(Protocol):
+    """One entry of a module. `static_shared_bytes` is what it declares as fixed shared memory (0 where that is not known)."""
+
+    @property
+    def signature(self) -> Signature: ...
+
+    @property
+    def static_shared_bytes(self) -> int: ...
+
+
+class Module(Protocol):
+    """One compiled source."""
+
+    def kernel(self, name: str) -> Kernel:
+        """KeyError when the source declares no such `extern "C" __global__` function."""
+
+
+class Stream(Protocol):
+    """A queue of device work."""
+
+
+class Event(Protocol):
+    """A mark in a stream."""
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Marks all work queued on the stream so far."""
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Work queued on the stream from now on waits for the mark; the host does not."""
+
+    def done(self) -> bool:
+        """Whether the marked work is finished. Never blocks. True before the first record."""
+
+    def synchronize(self) -> None:
+        """The host waits for the mark."""
+
+
+class Graph(Protocol):
+    """Captured work. Arrays, pointers and scalars are those of the capture; only the contents of the arrays may change."""
+
+    def launch(self, stream: Stream | None = None) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    free_bytes: int
+    total_bytes: int
+
+
+class Device(Protocol):
+    """One GPU. Used from one thread."""
+
+    @property
+    def name(self) -> str:
+        """As the driver calls it."""
+
+    @property
+    def arch(self) -> int:
+        """Compute capability in one number: 75, 80, ... 120."""
+
+    @property
+    def main(self) -> Stream:
+        """The stream used where none is given. Not the null stream, so that it can be captured."""
+
+    def memory(self) -> DeviceMemory: ...
+
+    # -- memory -----------------------------------------------------------------------------------------------------------------
+    def empty(self, shape: Sequence[int], dtype: DTypeLike) -> DeviceArray:
+        """Uninitialised, aligned to 256 bytes."""
+
+    def zeros(self, shape: Sequence[int], dtype: DTypeLike) -> DeviceArray: ...
+
+    def from_host(self, values: NDArray[Any]) -> DeviceArray:
+        """A new array with these values."""
+
+    def pinned(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
+        """Page-locked host memory, uninitialised: the only host memory that the `_async` copies take."""
+
+    def copy_in(self, target: DeviceArray, values: NDArray[Any], stream: Stream | None = None) -> None:
+        """Host to device, same shape and dtype. `values` may be changed as soon as the call returns."""
+
+    def copy_in_async(self, target: DeviceArray, pinned: NDArray[Any], stream: Stream | None = None) -> None:
+        """`pinned` is read when the stream gets there: leave it alone until an event says so."""
+
+    def to_host(self, array: DeviceArray, stream: Stream | None = None) -> NDArray[Any]:
+        """Waits for the stream, then copies."""
+
+    def to_host_async(self, pinned: NDArray[Any], array: DeviceArray, stream: Stream | None = None) -> None:
+        """`pinned` holds the values once an event recorded after this call is done."""
+
+    def copy(self, target: DeviceArray, source: DeviceArray, stream: Stream | None = None) -> None:
+        """Device to device, equally many bytes, not overlapping."""
+
+    def zero(self, target: DeviceArray, stream: Stream | None = None) -> None:
+        """All bytes to zero."""
+
+    # -- kernels ----------------------------------------------------------------------------------------------------------------
+    def module(self, source: str, defines: Defines | None = None) -> Module:
+        """`cuda_src/<source>.cu` compiled with -D for each of `defines`; compiled once, kept for the life of the device."""
+
+    def launch(
+        self,
+        kernel: Kernel,
+        grid: Dim,
+        block: Dim,
+        args: Sequence[Any],
+        shared_bytes: int = 0,
+        stream: Stream | None = None,
+    ) -> None:
+        """Runs grid x block threads. `args` are checked against the declaration (signature.py): a DeviceArray or None per
+        pointer, numbers otherwise. TypeError or ValueError name the kernel and the parameter; `shared_bytes` is held against
+        the architecture's limit."""
+
+    # -- order ------------------------------------------------------------------------------------------------------------------
+    def stream(self) -> Stream: ...
+
+    def event(self) -> Event: ...
+
+    def synchronize(self, stream: Stream | None = None) -> None:
+        """The host waits for one stream, or for all when None."""
+
+    def capture(self, record: Callable[[], None], stream: Stream | None = None) -> Graph:
+        """Calls `record` and keeps what it queues on the stream instead of running it.
+
+        Allowed inside: launch, copy, zero and the `_async` copies on that stream. All else is a DeviceStateError.
+        """

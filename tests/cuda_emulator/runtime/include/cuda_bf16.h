@@ -1,0 +1,1 @@
+// Included already (cuda_emu.h).
