@@ -4,8 +4,8 @@ Letters: B sequences in the step, T tokens of all of them, C hidden size, V voca
 H_v / H_k value / key heads of a DeltaNet layer, R live rows, N snapshot cells, P tokens per page.
 
 Arrays are opaque to callers (`Array`): only the room that made them looks inside. Outputs are preallocated by the caller, every op
-works in place and nothing is read back in the middle of a step. Metadata is `StepInputs` (compute/step_inputs.py): int32 arrays made
-once per step. `hidden` is the residual stream, float32 `[T, C]`; mixers and FFNs add to it: `hidden += f(norm(hidden))`.
+works in place and nothing is read back in the middle of a step. Metadata is `StepInputs` (compute/step_inputs.py): int32 arrays
+made once per step. `hidden` is the residual stream, float32 `[T, C]`; mixers and FFNs add to it: `hidden += f(norm(hidden))`.
 
 ARCH_SPEC (the mathematics) in short, per op, is in the docstrings of `reference/`, which is the oracle of the other rooms.
 """
