@@ -1,6 +1,7 @@
 """Single fields of a request body: each checked, or refused by name."""
 
 import math
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -108,7 +109,7 @@ def _bias_entries(value: Any) -> list[tuple[str, int | str, Any]]:
     if len(value) > MAX_BIASES:
         raise RequestError(f"logit_bias has {len(value)} entries; at most {MAX_BIASES} are allowed.", param="logit_bias")
     if isinstance(value, dict):
-        return [(f"logit_bias.{key[:40]}", int(key) if _is_id(key) else key, amount) for key, amount in value.items()]
+        return [(f"logit_bias.{key[:40]}", _id_or_text(key), amount) for key, amount in value.items()]
     entries: list[tuple[str, int | str, Any]] = []
     for index, pair in enumerate(value):
         param = f"logit_bias[{index}]"
@@ -118,8 +119,9 @@ def _bias_entries(value: Any) -> list[tuple[str, int | str, Any]]:
     return entries
 
 
-def _is_id(key: str) -> bool:
-    return key.isdecimal() and key.isascii() and len(key) < 20
+def _id_or_text(key: str) -> int | str:
+    """A key that reads as a number is a token id, never the text of one."""
+    return int(key[:25]) if re.fullmatch(r"-?[0-9]+", key) else key  # more digits are out of any vocabulary's range too
 
 
 def _biased_tokens(key: int | str, param: str, tokenizer: Tokenizer, vocab_size: int) -> set[int]:
@@ -127,7 +129,10 @@ def _biased_tokens(key: int | str, param: str, tokenizer: Tokenizer, vocab_size:
         return {token_id(key, param, vocab_size)}
     if len(key) > MAX_BIAS_CHARS:
         raise RequestError(f"{param} is longer than {MAX_BIAS_CHARS} characters.", param=param)
-    return set(tokenizer.encode(key, parse_special=True))
+    tokens = set(tokenizer.encode(key, parse_special=True))
+    if not tokens:
+        raise RequestError(f"{param} names no token.", param=param)
+    return tokens
 
 
 # -- known, but not supported yet ---------------------------------------------------------------------------------------------
