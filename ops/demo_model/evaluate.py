@@ -26,7 +26,7 @@ QUESTIONS = ("Good morning! How do you do?", "Tell me about the whale.", "Contin
 def evaluate(cache: Path, out: Path, root: Path) -> None:
     """Writes results.json into `cache`, the card beside the shipped file in `out`, and under `root` (the repository) the loss
     curve of the docs and the golden numbers of the tests."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # as many as training: a busy machine makes two wait for each other
     shipped, exact = out / f"{NAME}.gguf", cache / f"{NAME}-F32.gguf"
     sizes = token_sizes(shipped)
     held = np.load(cache / "held" / "prose.npy").astype(np.int64)
@@ -48,6 +48,7 @@ def evaluate(cache: Path, out: Path, root: Path) -> None:
     results["transformers float32"] = _measure(_score_of(lambda ids: hf(ids).logits), few, sizes)
     golden(saved["model"], model.c, few[1][:300], root / "tests" / "demo_model" / "golden.npz")
     results["torch float32"] = _measure(_score_of(model.logits), few, sizes)
+    results["mtp_agreement"] = _mtp_agreement(model, few)
     for path in (exact, shipped):
         for room in ("reference", "cpu"):
             engine = FileModel.open(path, room)
@@ -103,6 +104,17 @@ def _ngram_score(model: KneserNey) -> Score:
 def _largest_difference(model: Model, engine: FileModel, ids: NDArray[np.int64]) -> float:
     ours = engine.logits(ids)
     return float(np.abs(model.logits(torch.from_numpy(ids[None]))[0].numpy() - ours).max())
+
+
+@torch.no_grad()
+def _mtp_agreement(model: Model, windows: list[NDArray[np.int64]]) -> float:
+    """Share of tokens where the draft from the row before is what the trunk itself would choose (greedy, one token ahead)."""
+    same = []
+    for window in windows:
+        embedded, hidden = model.hidden(torch.from_numpy(window[None]))
+        output = model.embedding.weight
+        same.append(((model.mtp(embedded, hidden) @ output.T).argmax(-1) == (hidden @ output.T).argmax(-1)).float().mean().item())
+    return float(np.mean(same))
 
 
 def _stops(path: Path) -> dict[str, int]:
