@@ -321,7 +321,7 @@ def _engine(config: Config, loaded: Loaded, worker: ComputeWorker, metrics: Metr
     def report(error: BaseException) -> None:
         logger.error("step_failed", exc_info=error)
 
-    return Engine(scheduler, worker, cache, on_finished=metrics.finished, on_error=report)
+    return Engine(scheduler, worker, cache, on_finished=metrics.finished, on_error=report, probe=one_token())
 
 
 async def _warm_up(worker: ComputeWorker, path: Path) -> None:
@@ -329,16 +329,16 @@ async def _warm_up(worker: ComputeWorker, path: Path) -> None:
 
     It writes row and page 0, which nobody owns yet and whoever gets them first overwrites.
     """
-    token = np.zeros(1, np.int32)
-    result = await worker.run(
-        StepBatch(
-            zero_rows=(0,),
-            pieces=(Piece(row=0, start=0, tokens=token, pages=np.zeros(1, np.int32)),),
-            samples=(Sample(row=0, position=1, choice=0, params=SamplingParams(temperature=0.0)),),
-        )
-    )
+    result = await worker.run(one_token())
     if result.samples[0].token < 0:
         raise ModelFileError(f"{path}: the model's output is not finite (NaN or infinity)")
+
+
+def one_token() -> StepBatch:
+    """A step that computes one token in row 0 and page 0."""
+    pages = token = np.zeros(1, np.int32)
+    greedy = SamplingParams(temperature=0.0)
+    return StepBatch(zero_rows=(0,), pieces=(Piece(row=0, start=0, tokens=token, pages=pages),), samples=(Sample(0, 1, 0, greedy),))
 
 
 def _service(config: Config, loaded: Loaded, engine: Engine, metrics: Metrics) -> Service:

@@ -61,6 +61,7 @@ class Lease:
     new_copies: list[tuple[int, int]] = field(default_factory=list)  # not yet given out
     copy_sources: list[int] = field(default_factory=list)  # held until the copy is done
     reserved: dict[int, SnapshotRef] = field(default_factory=dict)  # by position
+    trail: list[SnapshotRef] = field(default_factory=list)  # what it resumed from and what it has published
 
     def __repr__(self) -> str:
         return f"Lease({self.serial}, row {self.row}, from {self.start}, {self.table!r}{', closed' if self.closed else ''})"
@@ -126,6 +127,7 @@ class SequenceCache:
         self._leases[lease.serial] = lease
         if resume.snapshot is not None and node is not None:
             self.pin(resume.snapshot)
+            lease.trail.append(resume.snapshot)
             node.last_use = max(node.last_use, now)
         if not self._hybrid:
             self._tree.touch(walk, now)
@@ -230,8 +232,22 @@ class SequenceCache:
             self._tree.attach(node, ref.cell, now)
             self._counters.num_published += 1
         self._ring.mark_published(ref)
+        lease.trail.append(ref)
         if self._ring.is_pinned(ref.cell):
             self._hold_path(ref.cell)
+
+    def distrust(self, lease: Lease) -> None:
+        """The lease's numbers have turned out not to be finite: nothing it resumed from or published is matched any more.
+
+        Where the fault came from is not known, and a snapshot kept would fail every request on that prefix for ever. An
+        attention-only model cannot tell which of its pages are at fault and forgets all it knows.
+        """
+        if not self._hybrid:
+            self.clear()
+        for ref in lease.trail:
+            if self._ring.is_published(ref):
+                self._give_up_cell(self._tree.detach(self._tree.node_of_cell(ref.cell)))
+        lease.trail.clear()
 
     def position(self, ref: SnapshotRef) -> int:
         """How many tokens the state in that cell stands behind."""
@@ -296,6 +312,11 @@ class SequenceCache:
     def free_pages_possible(self) -> int:
         """Pages free now or by eviction: `extend` can get exactly that many. O(1)."""
         return self._pool.num_available
+
+    def idle_pages(self, tokens: TokenIds, resume: ResumePoint) -> int:
+        """Pages that `open` would take out of `free_pages_possible`: those of the resume point that nobody holds yet."""
+        walk = self._tree.walk(token_array(tokens, resume.position))
+        return sum(not self._pool.is_held(page) for page in walk.pages(min(resume.position, walk.matched), self._pool.page_tokens))
 
     @property
     def num_free_rows(self) -> int:

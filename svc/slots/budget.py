@@ -1,11 +1,13 @@
 """How many prompt tokens one step may carry, from how long steps have taken."""
 
-MIN_CHUNK_TOKENS = 16  # a prefill beside running streams always moves at least this much
+MIN_CHUNK_TOKENS = 16  # a prefill always moves at least this much
+FIRST_CHUNK_TOKENS = 64  # before the first step has been measured
+LONE_STEP_S = 1.0  # a step nobody streams in: long enough to be efficient, short enough for cancels, cached requests and probes
 SMOOTHING = 0.25  # weight of the newest step in the moving average
 
 
 class ChunkBudget:
-    """Prefill tokens per step, so that a step with running streams takes about `max_step_s`; without streams, `max_tokens`.
+    """Prefill tokens per step, so that a step takes about `max_step_s` beside running streams, else at most LONE_STEP_S.
 
     Bits do not depend on chunking (cpu backend), so a clock may decide here. Owner: the scheduler.
     """
@@ -19,12 +21,14 @@ class ChunkBudget:
     def tokens(self, num_decodes: int) -> int:
         """Prefill tokens allowed beside `num_decodes` decoding sequences."""
         room = max(1, self._max_tokens - num_decodes)
-        if num_decodes == 0:
-            return room
         if self._token_s is None:
-            return min(room, MIN_CHUNK_TOKENS * 4)
-        fits = int((self._max_step_s - self._decode_s) / self._token_s)
-        return min(room, max(MIN_CHUNK_TOKENS, fits))
+            return min(room, FIRST_CHUNK_TOKENS)
+        if num_decodes:
+            # Where decoding alone takes longer than the bound, prefill gets as much time again: it must not crawl beside streams.
+            spare_s = max(self._max_step_s, 2 * self._decode_s) - self._decode_s
+        else:
+            spare_s = max(LONE_STEP_S, self._max_step_s)
+        return min(room, max(MIN_CHUNK_TOKENS, int(spare_s / self._token_s)))
 
     def observe(self, num_prefill: int, num_decodes: int, duration_s: float) -> None:
         """Learns from a finished step."""

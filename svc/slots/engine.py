@@ -22,7 +22,7 @@ from svc.slots.scheduler import Emitted, Scheduler
 from svc.slots.stats import EngineStats, SlotView
 from svc.slots.stream import TokenStream
 
-MAX_FAILED_STEPS = 3  # in a row: then the device is taken to be broken
+MAX_FAILED_STEPS = 3  # in a row: then a probe decides whether the device is broken or what it was asked to do was at fault
 
 
 class EngineState(enum.Enum):
@@ -51,12 +51,17 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         on_finished: Callable[[Request, Finished], None] | None = None,
         on_error: Callable[[BaseException], None] | None = None,
+        probe: StepBatch | None = None,
     ) -> None:
-        """`on_finished` is called once per request as it ends; `on_error` with each exception a step raised."""
+        """`on_finished` is called once per request as it ends; `on_error` with each exception a step raised.
+
+        `probe` is a harmless step (it may write row and page 0) that is tried after MAX_FAILED_STEPS before the device is given up.
+        """
         self.state = EngineState.STARTING
         self.last_progress_s = clock()
         self.on_finished = on_finished
         self.on_error = on_error
+        self._probe = probe
         self._scheduler = scheduler
         self._worker = worker
         self._cache = cache
@@ -122,8 +127,11 @@ class Engine:
         try:
             result = await self._worker.run(plan.batch)
         except Exception as error:  # the device failed: its requests end with an error, the server goes on
-            self._step_failed(error)
+            self._report(error)
             self._deliver(self._scheduler.abort(plan, f"the compute step failed: {error}", self._clock()))
+            self._failed_steps += 1
+            if self._failed_steps >= MAX_FAILED_STEPS:
+                await self._probe_device(str(error))
         else:
             self._failed_steps = 0
             self._deliver(self._scheduler.commit(plan, result, self._clock()))
@@ -136,17 +144,25 @@ class Engine:
 
     def _fail(self, error: Exception) -> None:
         self.state = EngineState.FAILED
-        if self.on_error is not None:
-            self.on_error(error)
+        self._report(error)
         for stream in self._streams.values():
             stream.push(failed_internally())
         self._streams.clear()
         self._idle.set()
 
-    def _step_failed(self, error: BaseException) -> None:
-        self._failed_steps += 1
-        if self._failed_steps >= MAX_FAILED_STEPS:
-            self.state = EngineState.FAILED
+    async def _probe_device(self, error: str) -> None:
+        """A device that fails a harmless step too is given up. For that nothing may be in its memory that anybody needs."""
+        self._deliver(self._scheduler.fail_all(f"the compute device is suspected: {error}", self._clock()))
+        try:
+            if self._probe is not None:
+                await self._worker.run(self._probe)
+                self._failed_steps = 0
+                return
+        except Exception as failure:
+            self._report(failure)
+        self.state = EngineState.FAILED
+
+    def _report(self, error: BaseException) -> None:
         if self.on_error is not None:
             self.on_error(error)
 

@@ -46,7 +46,7 @@ class CacheReport:
 
     matched_tokens: int  # longest prefix known to the tree when the request was first seated
     resumed_at: int
-    reason: str  # "full", "no_match", "no_snapshot", "cache_off", "diverged", "joined", ... (slots/scheduler.py lists them)
+    reason: str  # one of scheduler.REASONS; empty when it was never seated
 
 
 @dataclass(frozen=True, slots=True)

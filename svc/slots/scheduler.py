@@ -23,6 +23,16 @@ from svc.slots.stats import Counters
 
 Emitted = list[tuple[Sequence, Event]]
 
+REASONS = {
+    "full": "every prompt token was known",
+    "joined": "resumed from what another request was evaluating",
+    "new_text": "everything known was reused; the rest was new",
+    "no_snapshot": "known text behind the deepest snapshot had to be evaluated again",
+    "no_match": "nothing of the prompt was known",
+    "cache_off": "the request asked not to use the cache",
+}
+"""Why prompt tokens had to be evaluated."""
+
 
 class Scheduler:
     """Continuous batching over one `SequenceCache`."""
@@ -50,6 +60,7 @@ class Scheduler:
         self._slots: list[Slot] = []  # by rank
         self._closing: list[Closing] = []
         self._in_flight: StepPlan | None = None
+        self._squeezed = False  # somebody was preempted and nobody has ended since
         self._arrivals = 0
 
     # -- asked from outside -----------------------------------------------------------------------------------------------------
@@ -176,6 +187,7 @@ class Scheduler:
         self._joins.left(slot.sequence)
         self._cache.close(slot.lease, slot.sequence.tokens, slot.position if slot.started else 0, now)
         self._waiting.add(slot.sequence)
+        self._squeezed = True
         self.counters.preemptions += 1
 
     # -- admission --------------------------------------------------------------------------------------------------------------
@@ -217,7 +229,10 @@ class Scheduler:
         page_tokens = self._cache.plan.layout.page_tokens
         promised = sum(-(-(slot.remaining + 1) // page_tokens) for slot in self._slots)
         needed = -(-(len(sequence.tokens) + 1) // page_tokens) - resume.position // page_tokens
-        return needed + promised <= self._cache.free_pages_possible()
+        needed += self._cache.idle_pages(sequence.tokens, resume)
+        # After a preemption only with room for all to grow, or the next one would follow at once and undo what has been computed.
+        growth = max(2 * len(self._slots), self._cache.plan.num_pages // 10) if self._squeezed else 0
+        return needed + promised + growth <= self._cache.free_pages_possible()
 
     def _seat(self, sequence: Sequence, resume: ResumePoint, now: float) -> bool:
         lease = self._cache.open(sequence.tokens, resume, now)
@@ -285,6 +300,21 @@ class Scheduler:
             self._close(slot, now, keep_state=False)
         return emitted
 
+    def fail_all(self, error: str, now: float) -> Emitted:
+        """The device is suspected: everyone seated fails, nothing known is kept. Who waits goes on waiting, for a cold start."""
+        assert self._in_flight is None
+        for closing in self._closing:
+            self._cache.abandon(closing.ref)
+            self._cache.close(closing.lease, closing.sequence.tokens, 0, now)
+        self._closing.clear()
+        emitted: Emitted = []
+        for slot in list(self._slots):
+            emitted.append((slot.sequence, self._finished(slot.sequence, FinishReason.ERROR, now, error)))
+            self._close(slot, now, keep_state=False)
+        self._joins.release_pins(self._waiting)
+        self._cache.clear()
+        return emitted
+
     def _land(self, plan: StepPlan, *, started: bool = True) -> None:
         assert plan is self._in_flight, "commit() of a step that is not in flight"
         self._in_flight = None
@@ -320,13 +350,17 @@ class Scheduler:
     def _commit_slot(self, slot: Slot, sampled: Sampled | None, now: float) -> Emitted:
         sequence = slot.sequence
         if slot.cancelled:  # its Finished went out when it was cancelled
-            self._close(slot, now, keep_state=sampled is None or sampled.token >= 0)
+            finite = sampled is None or sampled.token >= 0
+            if not finite:
+                self._cache.distrust(slot.lease)
+            self._close(slot, now, keep_state=finite)
             return []
         if sampled is None:
             if sequence.request.max_tokens == 0 and slot.remaining == 0:
                 return self._end(slot, FinishReason.LENGTH, now)
             return []
         if sampled.token < 0:
+            self._cache.distrust(slot.lease)
             finished = self._finished(sequence, FinishReason.ERROR, now, "the model's output was not finite (NaN or infinity)")
             self._close(slot, now, keep_state=False)
             return [(sequence, finished)]
@@ -358,6 +392,7 @@ class Scheduler:
     def _close(self, slot: Slot, now: float, *, keep_state: bool) -> None:
         """Frees the seat: at once, or after the next step if its state goes into a snapshot."""
         self._slots.remove(slot)
+        self._squeezed = False
         ref: SnapshotRef | None = None
         if keep_state and slot.started and slot.position > slot.lease.start:
             ref = self._cache.reserve(slot.lease, slot.sequence.tokens, slot.position, now)
@@ -388,15 +423,15 @@ class Scheduler:
 
 
 def _reason(sequence: Sequence, resume: ResumePoint) -> str:
-    """Why prompt tokens had to be evaluated, in one word."""
+    """The word of REASONS that fits."""
     if not sequence.request.use_cache:
         return "cache_off"
     if resume.position >= sequence.num_prompt:
-        return "full"  # nothing was
+        return "full"
     if sequence.joined:
         return "joined"
     if resume.matched_tokens == 0:
         return "no_match"
     if resume.position < resume.matched_tokens:
-        return "no_snapshot"  # known text, but no state kept at its end
-    return "new_text"  # everything known was reused
+        return "no_snapshot"
+    return "new_text"

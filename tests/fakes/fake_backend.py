@@ -5,13 +5,14 @@ answer can be computed without it (`expected_answer`).
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from svc.compute.backend import Sample, Sampled, StepBatch, StepResult
 from svc.compute.sampling.params import SamplingParams
 from svc.memory.plan import MemoryPlan
 
 VOCABULARY = 997
+POISONED = 1_000_000  # added to a token whose evaluation went wrong: what descends from it is not finite
 
 
 def next_token(prefix: Sequence[int], params: SamplingParams, choice: int) -> int:
@@ -44,12 +45,16 @@ class FakeBackend:
         self.cells: list[tuple[int, ...] | None] = [None] * plan.num_cells
         self.batches: list[StepBatch] = []
         self.poisoned_rows: set[int] = set()  # rows whose next sample is not finite
+        self._poison: tuple[int, ...] | None = None
         self.fail_next: Exception | None = None
+        self.fail_when: Callable[[StepBatch], bool] = lambda batch: False
 
     def run(self, batch: StepBatch) -> StepResult:
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
             raise error
+        if self.fail_when(batch):
+            raise RuntimeError("device lost")
         self.batches.append(batch)
         assert batch.num_tokens <= self.max_step_tokens, f"{batch.num_tokens} tokens in one step"
         for copy in batch.copies:
@@ -71,6 +76,10 @@ class FakeBackend:
     def close(self) -> None:
         pass
 
+    def poison(self, prefix: Sequence[int]) -> None:
+        """The next step that evaluates the last token of `prefix` goes wrong: whatever descends from that state is not finite."""
+        self._poison = tuple(prefix)
+
     def _forward(self, batch: StepBatch) -> None:
         rows = [piece.row for piece in batch.pieces]
         assert len(set(rows)) == len(rows), "a row twice in one step"
@@ -90,6 +99,9 @@ class FakeBackend:
                 assert place not in written, f"two sequences write page {place}"
                 written.add(place)
                 self.pages[place[0]][place[1]] = token
+                if (*state, token) == self._poison:
+                    self._poison = None
+                    self.pages[place[0]][place[1]] = token = token + POISONED
                 state = (*state, token)
                 for capture in batch.captures:
                     if capture.piece == index and capture.position == position + 1:
@@ -107,5 +119,7 @@ class FakeBackend:
             assert tuple(sample.history.tokens.tolist()) == state, "a history of other tokens"
         if sample.row in self.poisoned_rows:
             self.poisoned_rows.discard(sample.row)
+            return Sampled(-1)
+        if max(state) >= POISONED:
             return Sampled(-1)
         return Sampled(next_token(state, sample.params, sample.choice), -1.0, ())

@@ -4,14 +4,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svc.slots.budget import MIN_CHUNK_TOKENS, ChunkBudget, share_prefill
+from svc.slots.budget import FIRST_CHUNK_TOKENS, LONE_STEP_S, MIN_CHUNK_TOKENS, ChunkBudget, share_prefill
 
 
-def test_without_streams_a_step_is_full() -> None:
-    """Nobody waits for a token: the whole step is prefill, however slow it was."""
+def test_without_streams_a_step_is_full_on_a_fast_device() -> None:
+    """Nobody waits for a token: the whole step is prefill, as long as it stays short."""
     budget = ChunkBudget(512, max_step_s=0.1)
-    budget.observe(512, 0, duration_s=60.0)
+    budget.observe(64, 0, duration_s=0.05)
     assert budget.tokens(0) == 512
+
+
+def test_without_streams_a_step_is_bounded_on_a_slow_device() -> None:
+    """A cancel, a cached request and the watchdog wait for at most about LONE_STEP_S, from the first step on."""
+    budget = ChunkBudget(512, max_step_s=0.1)
+    assert budget.tokens(0) == FIRST_CHUNK_TOKENS
+    budget.observe(64, 0, duration_s=64 * 0.02)
+    assert budget.tokens(0) == int(LONE_STEP_S / 0.02)
+
+
+def test_prefill_does_not_crawl_beside_slow_streams() -> None:
+    """Decoding alone takes longer than the bound: prefill gets as much time again, not the bare minimum."""
+    budget = ChunkBudget(512, max_step_s=0.1)
+    for _ in range(60):
+        budget.observe(0, 4, duration_s=0.3)
+    budget.observe(64, 0, duration_s=0.064)
+    assert budget.tokens(4) == pytest.approx(300, abs=5)
 
 
 @pytest.mark.parametrize("token_s", [1e-5, 1e-4, 1e-3])

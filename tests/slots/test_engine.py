@@ -3,9 +3,10 @@
 import asyncio
 import random
 
+import numpy as np
 import pytest
 
-from svc.compute.backend import StepBatch, StepResult
+from svc.compute.backend import Piece, StepBatch, StepResult
 from svc.errors import DrainingError
 from svc.memory.plan import MemoryPlan
 from svc.memory.sequence_cache import SequenceCache
@@ -17,6 +18,8 @@ from svc.slots.scheduler import Scheduler
 from svc.slots.stream import TokenStream
 from tests.fakes.fake_backend import FakeBackend, expected_answer
 from tests.slots.harness import GREEDY, layout
+
+PROBE = StepBatch(zero_rows=(0,), pieces=(Piece(row=0, start=0, tokens=np.zeros(1, np.int32), pages=np.zeros(1, np.int32)),))
 
 
 class LoopWorker:
@@ -53,6 +56,7 @@ class Bench:
             self.cache,
             on_finished=lambda request, finished: self.ended.append((request, finished)),
             on_error=self.errors.append,
+            probe=PROBE,
         )
 
     def submit(self, length: int = 50, max_tokens: int = 5, seed: int = 0) -> TokenStream:
@@ -189,16 +193,30 @@ async def test_a_failing_step_ends_its_requests_with_an_error() -> None:
 
 
 async def test_a_device_that_fails_every_step_is_given_up() -> None:
-    """After MAX_FAILED_STEPS in a row the engine is FAILED and refuses."""
+    """After MAX_FAILED_STEPS in a row and a failed probe the engine is FAILED and refuses."""
     bench = Bench()
+    bench.backend.fail_when = lambda batch: True
     await bench.engine.start()
     for _ in range(MAX_FAILED_STEPS):
-        bench.backend.fail_next = RuntimeError("device lost")
         await tokens_of(bench.submit())
-    assert bench.engine.state is EngineState.FAILED
+    for _ in range(5):
+        await asyncio.sleep(0)  # the probe
     with pytest.raises(DrainingError, match="failed"):
         bench.submit()
+    assert len(bench.errors) == MAX_FAILED_STEPS + 1
     await bench.engine.stop()
+
+
+async def test_requests_that_fail_every_time_do_not_take_the_server_down() -> None:
+    """The same bad request again and again: the probe shows that the device works, and the next one is served."""
+    bench = Bench()
+    bench.backend.fail_when = lambda batch: batch.num_tokens > 20
+    await bench.engine.start()
+    for _ in range(2 * MAX_FAILED_STEPS):
+        assert await tokens_of(bench.submit(50)) == []
+    assert await tokens_of(bench.submit(20)) == expected(20)
+    assert bench.engine.state is EngineState.READY
+    await bench.settle()
 
 
 async def test_a_bug_in_the_bookkeeping_ends_all_streams() -> None:

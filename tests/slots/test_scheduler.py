@@ -333,6 +333,65 @@ def test_nan_ends_one_request_and_its_state_is_not_kept() -> None:
     harness.assert_nothing_leaked()
 
 
+@pytest.mark.parametrize("hybrid", [True, False])
+@pytest.mark.parametrize("fault_step", [0, 1, 2, 5])
+def test_a_transient_fault_does_not_stay(fault_step: int, hybrid: bool) -> None:
+    """A fault in any step of a prefill shows only when a token is sampled; by then its snapshots are published. They must not be
+    matched again: the same prompt sent again succeeds."""
+    harness = Harness(chunk=32, hybrid=hybrid)
+    sick = harness.submit(prompt(150), max_tokens=8)
+    for _ in range(fault_step):
+        harness.step()
+    harness.backend.poison(prompt(150)[: 32 * fault_step + 1])
+    harness.run()
+    if sick.end.reason is not FinishReason.ERROR:
+        assert sick.tokens == expected_answer(prompt(150), 8)  # the fault came after the last use of that state
+    again = harness.ask(prompt(150), max_tokens=8)
+    assert again.tokens == expected_answer(prompt(150), 8)
+    assert harness.ask([*prompt(150), 1, 2, 3]).tokens == expected_answer([*prompt(150), 1, 2, 3], 4)
+    harness.assert_nothing_leaked()
+
+
+def test_fail_all_forgets_everything_but_those_who_wait() -> None:
+    """A suspected device: seated requests fail, waiting ones are served from a cold start, nothing is held."""
+    harness = Harness(num_rows=2, chunk=32)
+    answers = [harness.submit(prompt(100, seed=seed)) for seed in range(2)] + [harness.submit(prompt(100))]
+    harness.step()
+    for sequence, event in harness.scheduler.fail_all("suspected", harness.now):
+        harness.answers[sequence].events.append(event)
+    harness.cache.check()
+    assert harness.cache.stats().published_cells == 0
+    harness.run()
+    assert [answer.end.reason for answer in answers] == [FinishReason.ERROR, FinishReason.ERROR, FinishReason.LENGTH]
+    assert answers[2].cached == 0
+    harness.assert_nothing_leaked()
+
+
+def test_a_cached_prompt_beside_a_stream_is_not_preempted_again_and_again() -> None:
+    """Its own cached pages cannot be evicted for it: it waits until it fits, rather than evaluating a piece over and over."""
+    harness = Harness(num_pages=64, num_rows=2, context=1000, chunk=64)
+    harness.ask(prompt(600), max_tokens=0)
+    stream = harness.submit(prompt(150, seed=1), max_tokens=150)
+    harness.step()
+    late = harness.submit(prompt(600) + prompt(250, seed=2), max_tokens=4)
+    harness.run()
+    assert stream.tokens == expected_answer(prompt(150, seed=1), 150)
+    assert late.tokens == expected_answer(prompt(600) + prompt(250, seed=2), 4)
+    assert harness.scheduler.counters.preemptions <= 2
+    assert harness.scheduler.counters.prefill_tokens <= 600 + 150 + 850 + 300
+
+
+def test_growing_sequences_do_not_thrash() -> None:
+    """Four that grow to more than fits: each preemption is followed by an end, so that work is not undone at once."""
+    harness = Harness(num_pages=40, num_rows=4, context=600, chunk=64)
+    prompts = [prompt(100, seed=seed) for seed in range(4)]
+    answers = [harness.submit(tokens, max_tokens=350) for tokens in prompts]
+    harness.run()
+    for answer, tokens in zip(answers, prompts, strict=True):
+        assert answer.tokens == expected_answer(tokens, 350)
+    assert harness.scheduler.counters.preemptions <= 12
+
+
 def test_captures_while_generating() -> None:
     """Rule 7: every N generated tokens a resume point, also when the answer is cut and edited later."""
     harness = Harness(capture_every=10)
