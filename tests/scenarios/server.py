@@ -96,6 +96,7 @@ class Server:
             async with self._session.get("/readyz") as response:
                 if response.status == 200:
                     return
+                assert response.status == 503, await response.text()  # anything else would last for ever
             await asyncio.sleep(0.05)  # another process: there is nothing to wait on
 
     # -- requests ---------------------------------------------------------------------------------------------------------------
