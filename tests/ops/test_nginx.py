@@ -22,7 +22,6 @@ from tests.scenarios.server import Server
 pytestmark = needs_nginx
 
 PATIENCE_S = 60.0  # for a slow machine; nothing waits that long in a run that passes
-SMALL = ("--kv-bytes", "32MiB", "--snapshot-bytes", "32MiB")
 ENDLESS: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 8000, "ignore_eos": True, "temperature": 0}
 
 # A site that says nothing about streams.
@@ -108,7 +107,7 @@ async def test_an_event_held_back_would_be_noticed(tmp_path: Path) -> None:
 async def _both(tmp_path: Path, *flags: str, **directives: str) -> AsyncIterator[tuple[Server, aiohttp.ClientSession]]:
     """A real server, and a client of the nginx before it."""
     port = free_port()
-    async with Server(*SMALL, *flags) as server:
+    async with Server(*flags) as server:
         text = site(server.url.removeprefix("http://"), port, **directives)
         async with Nginx(tmp_path, text, port) as proxy, aiohttp.ClientSession(proxy.url) as client:
             async with asyncio.timeout(PATIENCE_S):

@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 
-from tests.scenarios.server import Server
+from tests.e2e.server_process import ServerProcess
+from tests.scenarios.server import MODEL, Server
 
 WATCHDOG_S = 0.1
 PATIENCE_S = 60.0  # for a slow machine; nothing waits that long in a run that passes
@@ -60,7 +62,7 @@ async def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 async def test_life_of_a_service(manager: Manager) -> None:
     """Loading asks for time; READY=1 once, when the server is ready; WATCHDOG=1 idle and working; STOPPING=1; exit code 0."""
     ready = asyncio.create_task(manager.hears("READY=1"))
-    async with Server("--kv-bytes", "32MiB", "--snapshot-bytes", "32MiB", "--ctx", "8192", "--drain-s", "0") as server:
+    async with Server("--ctx", "8192", "--drain-s", "0") as server:
         await ready
         before = manager.lines[: manager.lines.index("READY=1")]
         assert any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in before)
@@ -72,9 +74,9 @@ async def test_life_of_a_service(manager: Manager) -> None:
             assert await server.metric("num_requests_running") == 1
             assert "STOPPING=1" not in manager.lines
             stopping = asyncio.create_task(manager.hears("STOPPING=1"))
-            server._process.terminate()
+            server.process.signal()
             await stopping
-            assert await server._process.wait() == 0
+            assert await asyncio.to_thread(server.process.wait) == 0
             break
     assert manager.lines.count("READY=1") == manager.lines.count("STOPPING=1") == 1
     assert manager.lines[manager.lines.index("STOPPING=1") + 2] == "EXTEND_TIMEOUT_USEC=30000000"  # drain_s and a little more
@@ -82,23 +84,20 @@ async def test_life_of_a_service(manager: Manager) -> None:
 
 async def test_ready_is_said_when_it_is_true(manager: Manager) -> None:
     """Whoever is told READY=1 may send requests at once: the start of units ordered after this one hangs on it."""
-    server = Server("--kv-bytes", "32MiB", "--snapshot-bytes", "32MiB")
-    seen: list[bool] = []
-
-    async def until_told() -> None:  # instead of asking /readyz until it says so
+    listening = ServerProcess(MODEL)
+    try:
         await manager.hears("READY=1")
-        async with server._session.get("/readyz") as response:
-            seen.append(response.status == 200)
-
-    server._until_ready = until_told  # type: ignore[method-assign]
-    async with server:
-        assert seen == [True]
+        url = listening.wait_for("listening")["url"]
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz") as response:
+            assert response.status == 200
+    finally:
+        listening.__exit__(None, None, None)
 
 
 async def test_watchdog_of_another_process_is_none_of_ours(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
     """sd_watchdog_enabled(3): WATCHDOG_PID names the process that is watched."""
     monkeypatch.setenv("WATCHDOG_PID", "1")
-    async with Server("--kv-bytes", "32MiB", "--snapshot-bytes", "32MiB") as server:
+    async with Server() as server:
         await server.complete([5, 6, 7], 30)
     assert "STOPPING=1" in manager.lines
     assert "WATCHDOG=1" not in manager.lines

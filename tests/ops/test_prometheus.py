@@ -82,7 +82,7 @@ async def test_names_are_those_of_the_server() -> None:
 
     promtool finds nothing wrong with the exposition.
     """
-    async with Server("--kv-bytes", "32MiB", "--snapshot-bytes", "32MiB") as server:
+    async with Server() as server:
         text = await _scrape(server)
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     labels: dict[str, set[str]] = {}

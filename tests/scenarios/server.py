@@ -1,20 +1,18 @@
 """A real server process and the few requests the scenarios need of it."""
 
 import asyncio
-import contextlib
 import json
-import re
-import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import aiohttp
 
-ROOT = Path(__file__).parents[2]
-MODEL = ROOT / "tests" / "data" / "gguf" / "tiny-qwen35moe-Q4_K_M.gguf"
+from tests.e2e.server_process import GGUF, ServerProcess
+
+MODEL = GGUF / "tiny-qwen35moe-Q4_K_M.gguf"
 MESSAGE_OPENER = "<|im_start|>"
 
 Message = dict[str, str]
@@ -45,59 +43,28 @@ class Reply:
         return self.prompt_tokens - self.cached
 
 
-@dataclass
 class Server:
     """`async with Server("--ctx", "8192") as server`: a fresh process on a free port, gone afterwards."""
 
-    flags: tuple[str, ...] = ()
-    model: Path = MODEL
-    url: str = ""
-    replies: list[Reply] = field(default_factory=list)
-
     def __init__(self, *flags: str, model: Path = MODEL) -> None:
-        self.flags = flags
-        self.model = model
-        self.replies = []
+        self._flags = flags
+        self._model = model
 
     async def __aenter__(self) -> "Server":
-        command = [sys.executable, "-m", "svc.cli", "serve", str(self.model), "--port", "0", *self.flags]
-        self._process = await asyncio.create_subprocess_exec(
-            *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-        self._output: list[str] = []
-        assert self._process.stdout is not None
-        while not self.url:
-            line = (await self._process.stdout.readline()).decode()
-            assert line, "the server ended:\n" + "".join(self._output)
-            self._output.append(line)
-            found = re.search(r"http://127\.0\.0\.1:\d+", line)
-            self.url = found[0] if found else ""
-        self._reader = asyncio.create_task(self._read_on())
+        self.process = ServerProcess(self._model, *self._flags)
+        await asyncio.to_thread(self.process.__enter__)
+        self.url = self.process.url
         self._session = aiohttp.ClientSession(self.url, timeout=aiohttp.ClientTimeout(total=300))
-        await self._until_ready()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._session.close()
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-        code = await self._process.wait()
-        await self._reader
-        if error is None:
-            assert code == 0, f"exit code {code}:\n" + "".join(self._output[-40:])
-
-    async def _read_on(self) -> None:
-        assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            self._output.append(line.decode(errors="replace"))
-
-    async def _until_ready(self) -> None:
-        while True:
-            async with self._session.get("/readyz") as response:
-                if response.status == 200:
-                    return
-                assert response.status == 503, await response.text()  # anything else would last for ever
-            await asyncio.sleep(0.05)  # another process: there is nothing to wait on
+        try:
+            if error is None:
+                code = await asyncio.to_thread(self.process.stop)
+                assert code == 0, f"exit code {code}: {self.process.lines[-40:]}"
+        finally:
+            self.process.__exit__(kind, error, trace)
 
     # -- requests ---------------------------------------------------------------------------------------------------------------
     async def complete(self, prompt: list[int], max_tokens: int = 8, **fields: Any) -> Reply:
@@ -171,7 +138,6 @@ class Server:
             finish_reason=choice["finish_reason"],
         )
         assert len(reply.prompt_ids) == reply.prompt_tokens
-        self.replies.append(reply)
         return reply
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.server import MESSAGE_OPENER, ROOT, Message, Reply, Server, common_prefix, message, message_starts
+from tests.e2e.server_process import ROOT
+from tests.scenarios.server import MESSAGE_OPENER, Message, Reply, Server, common_prefix, message, message_starts
 
 HEADER_TOKENS = 3  # opener, role, newline
 Ratio = Callable[[Reply, int], None]
