@@ -26,10 +26,11 @@ HERE = Path(__file__).parent / "runtime"
 UNUSED_AFTER_S = 30 * 24 * 3600
 
 _COMMON = [
-    *("-std=c++17", "-fPIC", "-shared", "-g1", "-Wall", "-Wno-unknown-pragmas", "-Wno-unused", "-Wno-psabi"),
-    *("-fvisibility=hidden", "-fno-gnu-unique", "-Wl,-Bsymbolic", "-Wl,-z,now"),  # each module has its own statics
+    *("-std=c++17", "-fPIC", "-g1", "-Wall", "-Wno-unknown-pragmas", "-Wno-unused", "-Wno-psabi"),
+    *("-fvisibility=hidden", "-fno-gnu-unique"),  # each module has its own statics
     *("-fno-strict-aliasing", "-ffp-contract=fast"),  # as NVRTC
 ]
+_LINK = ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,now"]
 _KERNEL: dict[Build, list[str]] = {
     "fast": ["-O2", "-DEMU_FAST_REDUCE"],
     "checked": [
@@ -37,7 +38,7 @@ _KERNEL: dict[Build, list[str]] = {
         "-DEMU_CHECKED",
         "-fsanitize=thread",
         "--param=tsan-instrument-func-entry-exit=0",
-        "-fsanitize=alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero,float-cast-overflow,null",
+        "-fsanitize=alignment,bounds,shift-exponent,signed-integer-overflow,integer-divide-by-zero,float-cast-overflow,null",
         "-fsanitize-recover=all",
     ],
 }
@@ -73,7 +74,9 @@ def build_runtime(build: Build) -> Path:
     sources = [HERE / name for name in _RUNTIME_SOURCES[build]]
     flags = [*_COMMON, *_cpu_flags(), *_RUNTIME[build]]
     content = [path.read_text() for path in sorted(HERE.rglob("*.*"))]  # the headers compiled into kernels too
-    return _cached("runtime", build, [*flags, *content], lambda target: _run([*flags, *map(str, sources), "-o", str(target)]))
+    return _cached(
+        "runtime", build, [*flags, *content], lambda target: _run([*flags, *_LINK, *map(str, sources), "-o", str(target)])
+    )
 
 
 def cache_directory() -> Path:
@@ -89,14 +92,16 @@ def cache_directory() -> Path:
 
 
 def _compile_module(target: Path, text: str, flags: list[str], runtime: Path) -> None:
-    written = target.with_suffix(".cpp")
+    written, compiled = target.with_suffix(".cpp"), target.with_suffix(".o")
     written.write_text(text)
     include = ["-I", str(HERE / "include"), "-include", str(HERE / "cuda_emu.h")]
-    link = ["-L", str(runtime.parent), f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN"]
+    link = [*_LINK, "-L", str(runtime.parent), f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN"]
     try:
-        _run([*flags, *include, "-x", "c++", str(written), "-x", "none", *link, "-o", str(target)])
+        _run([*flags, *include, "-c", str(written), "-o", str(compiled)])
+        _run([str(compiled), *link, "-o", str(target)])  # without -fsanitize, which would bring the library of that name
     finally:
         written.unlink()
+        compiled.unlink(missing_ok=True)
 
 
 def _run(arguments: list[str]) -> None:

@@ -158,14 +158,20 @@ class KernelImage:
     def _explain(self, text: str) -> str:
         """Addresses in the module as lines of its source, numbers of shared variables as names."""
         text = re.sub(r"<shared (\d+)>", lambda match: f"shared {_plain_name(self._shared[int(match[1])].name)}", text)
-        found = sorted(set(re.findall(r"<pc (0x[0-9a-f]+)>", text)))
-        if not found:
-            return text
-        # The hooks see return addresses: the byte before belongs to the access.
-        command = ["addr2line", "-e", str(self.path), *(hex(int(address, 16) - 1) for address in found)]
-        lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
-        places = {address: line.rpartition("/")[2].partition(" ")[0] for address, line in zip(found, lines, strict=False)}
-        return re.sub(r"<pc (0x[0-9a-f]+)>", lambda match: places.get(match[1], match[1]), text)
+        places = _lines_of(self.path, set(re.findall(r"<pc 0x([0-9a-f]+)>", text)))
+        return re.sub(r"<pc 0x([0-9a-f]+)>", lambda match: places.get(match[1], match[1]), text)
+
+
+def _lines_of(path: Path, addresses: set[str]) -> dict[str, str]:
+    """Lines of the sources, innermost function first: "ptx.cuh:10 called at gemm.cu:52"."""
+    if not addresses:
+        return {}
+    wanted = sorted(addresses)
+    # The hooks see return addresses: the byte before belongs to the access.
+    command = ["addr2line", "--addresses", "--inlines", "-e", str(path), *(hex(int(address, 16) - 1) for address in wanted)]
+    groups = re.split(r"^0x[0-9a-f]+\n", subprocess.run(command, capture_output=True, text=True).stdout, flags=re.MULTILINE)[1:]
+    frames = ([line.rpartition("/")[2].partition(" ")[0] for line in group.splitlines()] for group in groups)
+    return {address: " called at ".join(lines) for address, lines in zip(wanted, frames, strict=False)}
 
 
 _CODES = {

@@ -17,6 +17,8 @@ DEVICES: dict[str, Any] = {
     # No tensor cores for bfloat16, no cp.async, other branches of the sources.
     "sm_75": partial(EmulatedDevice, arch=75),
     "lazy": partial(EmulatedDevice, lazy=True),
+    "checked": partial(EmulatedDevice, build="checked"),
+    "checked reverse": partial(EmulatedDevice, build="checked", order="reverse"),
 }
 
 

@@ -48,14 +48,14 @@ void checks_begin_launch();
 void checks_begin_block();
 void checks_end_launch();
 int checks_report(char* text, size_t size);
-void check_access(const void* address, size_t bytes, bool write);
+void check_access(const void* address, size_t bytes, bool write, const void* caller);
 void check_early_exit();
 #else
 inline void checks_begin_launch() {}
 inline void checks_begin_block() {}
 inline void checks_end_launch() {}
 inline int checks_report(char*, size_t) { return 0; }
-inline void check_access(const void*, size_t, bool) {}
+inline void check_access(const void*, size_t, bool, const void*) {}
 inline void check_early_exit() {}
 #endif
 

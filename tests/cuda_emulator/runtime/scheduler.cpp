@@ -29,7 +29,13 @@ namespace {
 
 enum Order { FORWARD, REVERSE, RANDOM };
 
-struct PendingCopy { void* shared; const void* global; unsigned bytes, source_bytes; int group; };
+struct PendingCopy {
+  void* shared;
+  const void* global;
+  unsigned bytes, source_bytes;
+  int group;
+  const void* caller;
+};
 std::vector<PendingCopy> pending[MAX_THREADS];
 int copy_group[MAX_THREADS];
 
@@ -334,16 +340,19 @@ int syncthreads_count(bool predicate) {
   return count;
 }
 
-// Lazy: what is not waited for stays NaN. Eager: what is overwritten too early is lost at once.
+// Lazy: what is not waited for stays NaN. Eager: what is overwritten too early is lost at once. To the checks the shared bytes are written
+// at any time from the copy to its wait: once at either end.
 void cp_async(void* shared, const void* global, unsigned bytes, unsigned source_bytes) {
+  const void* caller = __builtin_return_address(0);
   if (((uintptr_t)shared | (uintptr_t)global) % bytes) fail("cp.async of %u bytes: %p or %p is not aligned", bytes, shared, global);
-  check_access(global, source_bytes, false);
-  check_access(shared, bytes, true);
+  check_access(global, source_bytes, false, caller);
+  check_access(shared, bytes, true, caller);
   unsigned me = context.current->index;
-  PendingCopy copy{shared, global, bytes, source_bytes, copy_group[me]};
-  if (!launch->lazy_copies) return finish_copy(copy);
-  memset(shared, 0xff, bytes);
-  pending[me].push_back(copy);
+  pending[me].push_back({shared, global, bytes, source_bytes, copy_group[me], caller});
+  if (launch->lazy_copies)
+    memset(shared, 0xff, bytes);
+  else
+    finish_copy(pending[me].back());
 }
 
 void cp_async_commit() { copy_group[context.current->index]++; }
@@ -352,7 +361,10 @@ void cp_async_wait(int groups_left) {
   unsigned me = context.current->index;
   auto& copies = pending[me];
   size_t done = 0;
-  while (done < copies.size() && copies[done].group < copy_group[me] - groups_left) finish_copy(copies[done++]);
+  for (; done < copies.size() && copies[done].group < copy_group[me] - groups_left; done++) {
+    check_access(copies[done].shared, copies[done].bytes, true, copies[done].caller);
+    if (launch->lazy_copies) finish_copy(copies[done]);
+  }
   copies.erase(copies.begin(), copies.begin() + done);
 }
 

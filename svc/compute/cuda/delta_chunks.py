@@ -1,0 +1,63 @@
+"""Which sequences of a step go through the chunked delta rule, and in which chunks. Numbers only, made once per step for all layers."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from svc.compute.step_inputs import Int32, StepInputs
+
+CHUNK = 64  # most tokens of a chunk, as in cuda_src/include/delta.cuh
+# Sequences of at most so many tokens are taken token by token (STEP_TOKENS in cuda_src/delta_decode.cu). A chunk costs as much work as
+# about 64 tokens however few it has.
+STEP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """chunks [n, 4]: first token in the step, tokens, first capture, captures after the chunk's last token. cu_chunks [B + 1]: first chunk of
+    each sequence. `step_tokens`: sequences of at most so many tokens have no chunks. `any_steps`: there are such sequences."""
+
+    chunks: Int32
+    cu_chunks: Int32
+    step_tokens: int
+    any_steps: bool
+
+    @property
+    def num_chunks(self) -> int:
+        return len(self.chunks)
+
+
+def plan_chunks(inputs: StepInputs, step_tokens: int = STEP_TOKENS) -> ChunkPlan:
+    """A chunk ends after CHUNK tokens, at absolute positions that CHUNK divides and after a captured token.
+
+    The absolute grid makes the rounding of a long text independent of how its prefill was cut into pieces on that grid. Padding sequences
+    (negative rows) have no chunks.
+    """
+    assert 0 <= step_tokens <= STEP_TOKENS
+    chunks: list[tuple[int, int, int, int]] = []
+    cu_chunks, any_steps = [0], False
+    for sequence, row in enumerate(inputs.rows.tolist()):
+        start, end = inputs.cu_seqlens[sequence : sequence + 2].tolist()
+        if row >= 0 and end - start > step_tokens:
+            chunks += _chunks_of(inputs, sequence, start, end)
+        any_steps |= row >= 0 and start < end <= start + step_tokens
+        cu_chunks.append(len(chunks))
+    return ChunkPlan(np.array(chunks, np.int32).reshape(-1, 4), np.array(cu_chunks, np.int32), step_tokens, any_steps)
+
+
+def most_chunks(num_tokens: int, num_sequences: int, num_captures: int) -> int:
+    """No step of so many tokens, sequences and captures has more."""
+    return min(num_tokens, num_tokens // CHUNK + 2 * num_sequences + num_captures)
+
+
+def _chunks_of(inputs: StepInputs, sequence: int, start: int, end: int) -> list[tuple[int, int, int, int]]:
+    capture, end_capture = inputs.cu_captures[sequence : sequence + 2].tolist()
+    captured = inputs.capture_tokens[capture:end_capture].tolist()
+    to_grid = CHUNK - int(inputs.positions[start]) % CHUNK
+    ends = sorted({*range(start + to_grid, end, CHUNK), *(token + 1 for token in captured), end})
+    chunks = []
+    for first, after in zip([start, *ends], ends, strict=False):
+        count = captured.count(after - 1)
+        chunks.append((first, after - first, capture, count))
+        capture += count
+    return chunks
