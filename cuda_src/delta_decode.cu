@@ -1,0 +1,147 @@
+// The recurrence of a Gated DeltaNet layer for sequences with few tokens (decode, draft checks), from the raw projections to the reads o:
+// convolution, SiLU, L2 norms, gates and the delta rule in one launch. The state is read once and written once, whatever the number of
+// tokens, and lives in registers in between.
+//
+//   S = e^g S;  delta = beta (v - S^T k);  S = S + k delta^T;  o = S^T q      as   o = e^g S^T q + delta (k . q), one pass over S a token
+//
+// Grid [column blocks, num_value_heads, sequences]; a block does `columns` value columns of one head of one sequence. 8 lanes (4 for head
+// sizes that 32 does not divide) share a column, 16 bytes a lane: a warp reads 128 neighbouring bytes of each of its columns at a time.
+// `columns` only shares out work: no bit of a result depends on it.
+//
+// Not done here, as it would race with other heads that read the same channels: convolution rows move on in delta_finish.
+// Losers (on paper, unmeasured): a warp a column (10 shuffles for each 4 numbers a lane; here 10 for 16), state in shared memory.
+#include "delta.cuh"
+
+constexpr int THREADS = 128;
+constexpr int WARPS = THREADS / WARP;
+constexpr int STEP_TOKENS = 8;  // most tokens of a sequence; longer ones are for the chunked form
+constexpr int COLUMN_LANES = KEY_DIM % 32 == 0 ? 8 : 4;
+constexpr int VECTORS = KEY_DIM / (4 * COLUMN_LANES);  // float4 of a column in one lane
+constexpr int LANE_COLUMNS = 2;                        // columns a lane has at once
+constexpr int WARP_COLUMNS = WARP / COLUMN_LANES * LANE_COLUMNS;
+
+struct Tokens {  // of one head, in shared memory
+  float query[STEP_TOKENS][KEY_DIM], key[STEP_TOKENS][KEY_DIM], value[STEP_TOKENS][VALUE_DIM];
+  float decay[STEP_TOKENS], beta[STEP_TOKENS];
+};
+
+// A lane's part of LANE_COLUMNS columns. Column c of the warp's set is first + c * (WARP / COLUMN_LANES) + lane / COLUMN_LANES.
+struct Columns {
+  float4 part[LANE_COLUMNS][VECTORS];
+
+  static __device__ __forceinline__ int lane_part() { return lane_index() % COLUMN_LANES * 4; }
+  static __device__ __forceinline__ int column(int first, int c) { return first + c * (WARP / COLUMN_LANES) + lane_index() / COLUMN_LANES; }
+
+  __device__ __forceinline__ void load(const float* state, int first, int end) {
+#pragma unroll
+    for (int c = 0; c < LANE_COLUMNS; c++)
+#pragma unroll
+      for (int v = 0; v < VECTORS; v++)
+        part[c][v] = column(first, c) < end ? load4(state + column(first, c) * KEY_DIM + v * 4 * COLUMN_LANES + lane_part())
+                                            : make_float4(0.f, 0.f, 0.f, 0.f);
+  }
+  __device__ __forceinline__ void store(float* state, int first, int end) const {
+#pragma unroll
+    for (int c = 0; c < LANE_COLUMNS; c++)
+#pragma unroll
+      for (int v = 0; v < VECTORS; v++)
+        if (column(first, c) < end) store4(state + column(first, c) * KEY_DIM + v * 4 * COLUMN_LANES + lane_part(), part[c][v]);
+  }
+
+  // One token; `out` is the head's part of the token's row of reads. All lanes of the warp come.
+  __device__ __forceinline__ void advance(const Tokens& tokens, int t, int first, int end, float* out) {
+    float read[LANE_COLUMNS] = {}, result[LANE_COLUMNS] = {}, key_query = 0.f;
+    float4 keys[VECTORS];
+#pragma unroll
+    for (int v = 0; v < VECTORS; v++) {
+      keys[v] = load4(&tokens.key[t][v * 4 * COLUMN_LANES + lane_part()]);
+      const float4 query = load4(&tokens.query[t][v * 4 * COLUMN_LANES + lane_part()]);
+      key_query = dot4(keys[v], query, key_query);
+#pragma unroll
+      for (int c = 0; c < LANE_COLUMNS; c++) {
+        read[c] = dot4(part[c][v], keys[v], read[c]);
+        result[c] = dot4(part[c][v], query, result[c]);
+      }
+    }
+    key_query = group_sum<COLUMN_LANES>(key_query);
+    const float decay = tokens.decay[t], beta = tokens.beta[t];
+#pragma unroll
+    for (int c = 0; c < LANE_COLUMNS; c++) {
+      read[c] = group_sum<COLUMN_LANES>(read[c]);
+      result[c] = group_sum<COLUMN_LANES>(result[c]);
+      const bool mine = column(first, c) < end;
+      const float delta = mine ? beta * (tokens.value[t][column(first, c)] - decay * read[c]) : 0.f;
+#pragma unroll
+      for (int v = 0; v < VECTORS; v++) part[c][v] = blend4(part[c][v], decay, keys[v], delta);
+      if (mine && lane_part() == 0) out[column(first, c)] = fmaf(delta, key_query, decay * result[c]);
+    }
+  }
+};
+
+// One q or k head of one token by one warp: convolution, SiLU, norm.
+__device__ __forceinline__ void prepare_head(float* out, const float* raw, const float* kept, const float* taps, int channels, int first,
+                                             int index, int channel, float epsilon, bool is_query) {
+  constexpr int PER_LANE = (KEY_DIM + WARP - 1) / WARP;
+  float values[PER_LANE], squares = 0.f;
+#pragma unroll
+  for (int i = 0; i < PER_LANE; i++) {
+    const int d = lane_index() + i * WARP;
+    values[i] = d < KEY_DIM ? convolved(raw, kept, taps, channels, first, index, channel + d) : 0.f;
+    squares = fmaf(values[i], values[i], squares);
+  }
+  const float scale = head_scale(warp_sum(squares), epsilon, is_query);
+#pragma unroll
+  for (int i = 0; i < PER_LANE; i++)
+    if (lane_index() + i * WARP < KEY_DIM) out[lane_index() + i * WARP] = values[i] * scale;
+}
+
+// raw [T][channels]; beta, alpha [T][num_value_heads] as projected; taps [channels][TAPS]; a, dt_bias [num_value_heads];
+// reads [T][V] out. Sequences of more than `max_tokens` tokens and those whose live row is negative are left alone.
+extern "C" __global__ void __launch_bounds__(THREADS)
+delta_decode(float* __restrict__ reads, const float* __restrict__ raw, const float* __restrict__ beta, const float* __restrict__ alpha,
+             const float* __restrict__ taps, const float* __restrict__ a, const float* __restrict__ dt_bias, float* __restrict__ recurrent,
+             const float* __restrict__ conv_rows, float* __restrict__ cell_recurrent, i64 state_elements, const int* __restrict__ rows,
+             const int* __restrict__ cu_seqlens, const int* __restrict__ capture_tokens, const int* __restrict__ capture_cells,
+             const int* __restrict__ cu_captures, int num_key_heads, int num_value_heads, int columns, int max_tokens, float epsilon) {
+  __shared__ __align__(16) Tokens tokens;
+  const int sequence = blockIdx.z, head = blockIdx.y, row = rows[sequence];
+  const int first = cu_seqlens[sequence], num_tokens = cu_seqlens[sequence + 1] - first;
+  if (row < 0 || num_tokens < 1 || num_tokens > max_tokens) return;  // the whole block
+
+  const int keys = num_key_heads * KEY_DIM, values = num_value_heads * VALUE_DIM, channels = 2 * keys + values;
+  const int from_column = blockIdx.x * columns, end = min(from_column + columns, VALUE_DIM), first_column = from_column + warp_index() * WARP_COLUMNS;
+  const i64 head_offset = (i64)head * VALUE_DIM * KEY_DIM;
+  float* const live = recurrent + row * state_elements + head_offset;
+  Columns state;
+  state.load(live, first_column, end);  // under way while the heads are prepared
+
+  const float* const kept = conv_rows + row * state_elements;
+  const int key_head = key_head_of(head, num_key_heads, num_value_heads);
+  for (int job = warp_index(); job < 2 * num_tokens; job += WARPS) {
+    const int t = job / 2, is_query = job % 2;
+    prepare_head(is_query ? tokens.query[t] : tokens.key[t], raw, kept, taps, channels, first, t, (is_query ? 0 : keys) + key_head * KEY_DIM,
+                 epsilon, is_query);
+  }
+  for (int job = threadIdx.x; job < num_tokens * (end - from_column); job += THREADS) {
+    const int t = job / (end - from_column), column = from_column + job % (end - from_column);
+    tokens.value[t][column] = convolved(raw, kept, taps, channels, first, t, 2 * keys + head * VALUE_DIM + column);
+  }
+  if (threadIdx.x < num_tokens) {
+    const i64 place = (i64)(first + threadIdx.x) * num_value_heads + head;
+    tokens.beta[threadIdx.x] = sigmoid(beta[place]);
+    tokens.decay[threadIdx.x] = expf(log_decay(alpha[place], a[head], dt_bias[head]));
+  }
+  __syncthreads();
+
+  for (int column = first_column; column < end; column += WARPS * WARP_COLUMNS) {
+    if (column != first_column) state.load(live, column, end);
+    int capture = cu_captures[sequence];
+    const int end_capture = cu_captures[sequence + 1];
+    for (int t = 0; t < num_tokens; t++) {
+      state.advance(tokens, t, column, end, reads + (i64)(first + t) * values + head * VALUE_DIM);
+      for (; capture < end_capture && capture_tokens[capture] == first + t; capture++)
+        if (capture_cells[capture] >= 0) state.store(cell_recurrent + capture_cells[capture] * state_elements + head_offset, column, end);
+    }
+    state.store(live, column, end);
+  }
+}

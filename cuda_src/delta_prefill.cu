@@ -1,0 +1,356 @@
+// The chunked form of the gated delta rule (ARCH_SPEC 6.4), float32, for pieces of many tokens. Chunks are listed by the host: at most CHUNK
+// tokens of one sequence, ending at every captured token. With G the running sum of the log decays in a chunk and D[i][j] = e^(G_i - G_j):
+//
+//   A = strictly lower(beta_i k_i . k_j D),  T = (I + A)^-1 diag(beta),  P = lower(q_i . k_j D)
+//   X = v_i - e^(G_i) k_i^T S;  U = T X;  o = e^(G_i) q_i^T S + (P T) X;  S = e^(G_end) S + sum_i e^(G_end - G_i) k_i U_i^T
+//
+// 1. delta_chunk: T, P T and the decays of every chunk and value head, all chunks at once. Grid [chunks, num_value_heads].
+// 2. delta_scan: the chunks of a sequence one after the other. Grid [VALUE_DIM / COLUMNS, num_value_heads, sequences]; the state of its
+//    COLUMNS columns stays in shared memory (46 KiB with the rest), so that one sequence of a model with 32 heads of 128 gives 128 blocks.
+//
+// G is kept in two floats: strong decays (-77 a token) would otherwise take the digits of the weak ones that follow in a chunk.
+// D is masked before its exponential is taken; only differences G_i - G_j with i >= j ever are exponents.
+// Later: tensor cores for the products with S (TF32 in three parts, or the tolerance suffers), loads one stage ahead across phases.
+#include "delta.cuh"
+
+#ifndef COLUMNS
+#define COLUMNS (VALUE_DIM % 32 == 0 ? 32 : 16)
+#endif
+
+constexpr int SLICE = KEY_DIM % 32 == 0 ? 32 : 16;  // of the summed dimension, staged at once
+constexpr int SLICE_ROW = SLICE + 4;                // padded: rows 16 apart fall into different banks
+constexpr int HALF_ROW = 32 + 4;                    // a row of a staged half of T or P T
+constexpr int GROUPS = 16;                          // row groups of a tile: a thread has rows group + 16 e
+constexpr int BLOCKS = CHUNK / GROUPS;              // e = 0 ... BLOCKS - 1; a chunk is a BLOCKS x BLOCKS matrix of 16 x 16
+
+// ---- 1. what does not depend on the state -------------------------------------------------------------------------------------------------
+
+constexpr int CHUNK_THREADS = 256;
+constexpr int LOWER_ROW = CHUNK + 1;
+
+// a + b with what the addition lost.
+__device__ __forceinline__ float2 add_exactly(float a, float b) {
+  const float sum = a + b, other = sum - a;
+  return make_float2(sum, (a - (sum - other)) + (b - other));
+}
+__device__ __forceinline__ float2 add_pairs(float2 a, float2 b) {
+  const float2 sum = add_exactly(a.x, b.x);
+  return add_exactly(sum.x, sum.y + (a.y + b.y));
+}
+__device__ __forceinline__ float exp_difference(float2 a, float2 b) { return expf((a.x - b.x) + (a.y - b.y)); }
+
+// Running sums over CHUNK values, two a lane, by one warp.
+__device__ __forceinline__ void running_sums(float2* sums, float even, float odd) {
+  float2 both = add_exactly(even, odd), before = make_float2(0.f, 0.f), sum = both;
+#pragma unroll
+  for (int offset = 1; offset < WARP; offset *= 2) {
+    const float2 other = make_float2(__shfl_up_sync(ALL_LANES, sum.x, offset), __shfl_up_sync(ALL_LANES, sum.y, offset));
+    if (lane_index() >= offset) sum = add_pairs(other, sum);
+  }
+  before.x = __shfl_up_sync(ALL_LANES, sum.x, 1), before.y = __shfl_up_sync(ALL_LANES, sum.y, 1);
+  if (lane_index() == 0) before = make_float2(0.f, 0.f);
+  sums[2 * lane_index()] = add_pairs(before, make_float2(even, 0.f));
+  sums[2 * lane_index() + 1] = sum;
+}
+
+// `rows` rows of SLICE floats, stride `stride`, of which the first `valid` exist; the others are zero. By `threads` threads.
+__device__ __forceinline__ void stage_rows(float* to, int to_row, const float* from, i64 stride, int rows, int width, int valid, int threads) {
+  for (int i = threadIdx.x; i < rows * (width / 4); i += threads) {
+    const int row = i / (width / 4), column = i % (width / 4) * 4;
+    store4(to + row * to_row + column, row < valid ? load4(from + row * stride + column) : make_float4(0.f, 0.f, 0.f, 0.f));
+  }
+}
+
+// lower = (I + lower)^-1 for a unit lower triangular matrix whose diagonal is not stored: 16 x 16 blocks on the diagonal by substitution, a
+// thread a column, then pairs of blocks, [[B, 0], [C, E]]^-1 = [[B', 0], [-E' C B', E']]. On return ones are on the diagonal.
+__device__ __forceinline__ void invert(float* lower, float* product) {
+  float x[GROUPS];
+  const int start = threadIdx.x / GROUPS * GROUPS, own = threadIdx.x % GROUPS;
+  if (threadIdx.x < CHUNK) {
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++) {
+      x[i] = i == own ? 1.f : 0.f;
+#pragma unroll
+      for (int m = 0; m < i; m++) x[i] = fmaf(-lower[(start + i) * LOWER_ROW + start + m], x[m], x[i]);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x < CHUNK) {
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++) lower[(start + i) * LOWER_ROW + start + own] = x[i];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int size = GROUPS; size < CHUNK; size *= 2) {
+    const int elements = CHUNK / 2 * size;  // of all blocks below the diagonal of this size
+    for (int i = threadIdx.x; i < elements; i += CHUNK_THREADS) {
+      const int base = i / (size * size) * 2 * size, r = i / size % size, c = i % size;
+      float sum = 0.f;
+      for (int m = 0; m < size; m++) sum = fmaf(lower[(base + size + r) * LOWER_ROW + base + m], lower[(base + m) * LOWER_ROW + base + c], sum);
+      product[i] = sum;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < elements; i += CHUNK_THREADS) {
+      const int base = i / (size * size) * 2 * size, r = i / size % size, c = i % size;
+      float sum = 0.f;
+      for (int m = 0; m < size; m++)
+        sum = fmaf(-lower[(base + size + r) * LOWER_ROW + base + size + m], product[i - r * size - c + m * size + c], sum);
+      lower[(base + size + r) * LOWER_ROW + base + c] = sum;
+    }
+    __syncthreads();
+  }
+}
+
+// mixed [T][channels], gates [T][num_value_heads] of delta_conv; chunks [n]: (first token, tokens, first capture, captures).
+// work [n][num_value_heads][CHUNK_WORK]: T, P T, e^(G_i), e^(G_end - G_i). Rows and columns behind the chunk's tokens are zero.
+extern "C" __global__ void __launch_bounds__(CHUNK_THREADS)
+delta_chunk(float* __restrict__ work, const float* __restrict__ mixed, const float2* __restrict__ gates, const int4* __restrict__ chunks,
+            int num_key_heads, int num_value_heads) {
+  __shared__ __align__(16) float staged[2 * CHUNK * SLICE_ROW < CHUNK * LOWER_ROW ? CHUNK * LOWER_ROW : 2 * CHUNK * SLICE_ROW];
+  __shared__ float lower[CHUNK * LOWER_ROW], product[CHUNK / 2 * CHUNK / 2], beta[CHUNK];
+  __shared__ float2 sums[CHUNK];
+  const int4 chunk = chunks[blockIdx.x];
+  const int head = blockIdx.y, first = chunk.x, num_tokens = chunk.y;
+  if (num_tokens < 1) return;  // the whole block
+  const int key_head = key_head_of(head, num_key_heads, num_value_heads);
+  const i64 channels = 2 * num_key_heads * KEY_DIM + num_value_heads * VALUE_DIM;
+  float* const keys = staged;
+  float* const queries = staged + CHUNK * SLICE_ROW;
+
+  if (threadIdx.x < WARP) {
+    float2 gate[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int t = 2 * threadIdx.x + i;
+      gate[i] = t < num_tokens ? gates[(i64)(first + t) * num_value_heads + head] : make_float2(0.f, 0.f);
+      beta[t] = gate[i].x;
+    }
+    running_sums(sums, gate[0].y, gate[1].y);
+  }
+
+  // Rows i = row + 16 e, columns j = column + 16 f; only 16 x 16 blocks with f <= e hold anything.
+  const int row = threadIdx.x / GROUPS, column = threadIdx.x % GROUPS;
+  float key_key[BLOCKS][BLOCKS] = {}, query_key[BLOCKS][BLOCKS] = {};
+  const float* query = mixed + first * channels + key_head * KEY_DIM;
+  const float* key = query + num_key_heads * KEY_DIM;
+  for (int start = 0; start < KEY_DIM; start += SLICE) {
+    __syncthreads();
+    stage_rows(keys, SLICE_ROW, key + start, channels, CHUNK, SLICE, num_tokens, CHUNK_THREADS);
+    stage_rows(queries, SLICE_ROW, query + start, channels, CHUNK, SLICE, num_tokens, CHUNK_THREADS);
+    __syncthreads();
+#pragma unroll 2
+    for (int k = 0; k < SLICE; k += 4) {
+      float4 right[BLOCKS];
+#pragma unroll
+      for (int f = 0; f < BLOCKS; f++) right[f] = load4(keys + (column + f * GROUPS) * SLICE_ROW + k);
+#pragma unroll
+      for (int e = 0; e < BLOCKS; e++) {
+        const float4 left = load4(keys + (row + e * GROUPS) * SLICE_ROW + k), asked = load4(queries + (row + e * GROUPS) * SLICE_ROW + k);
+#pragma unroll
+        for (int f = 0; f <= e; f++) {
+          key_key[e][f] = dot4(left, right[f], key_key[e][f]);
+          query_key[e][f] = dot4(asked, right[f], query_key[e][f]);
+        }
+      }
+    }
+  }
+  __syncthreads();
+
+  float* const scores = staged;  // P, in place of the slices
+#pragma unroll
+  for (int e = 0; e < BLOCKS; e++)
+#pragma unroll
+    for (int f = 0; f < BLOCKS; f++) {
+      const int i = row + e * GROUPS, j = column + f * GROUPS;
+      const float decay = j <= i ? exp_difference(sums[i], sums[j]) : 0.f;
+      lower[i * LOWER_ROW + j] = j < i ? beta[i] * key_key[e][f] * decay : 0.f;
+      scores[i * LOWER_ROW + j] = query_key[e][f] * decay;
+    }
+  __syncthreads();
+  invert(lower, product);
+
+  float* const out = work + ((i64)blockIdx.x * num_value_heads + head) * CHUNK_WORK;
+  float seen[BLOCKS][BLOCKS] = {};  // P (I + A)^-1
+#pragma unroll
+  for (int s = 0; s < BLOCKS; s++)
+    for (int m = s * GROUPS; m < (s + 1) * GROUPS; m++)
+#pragma unroll
+      for (int e = s; e < BLOCKS; e++)
+#pragma unroll
+        for (int f = 0; f <= s; f++)
+          seen[e][f] = fmaf(scores[(row + e * GROUPS) * LOWER_ROW + m], lower[m * LOWER_ROW + column + f * GROUPS], seen[e][f]);
+#pragma unroll
+  for (int e = 0; e < BLOCKS; e++)
+#pragma unroll
+    for (int f = 0; f < BLOCKS; f++) {
+      const int i = row + e * GROUPS, j = column + f * GROUPS;
+      out[i * CHUNK + j] = lower[i * LOWER_ROW + j] * beta[j];
+      out[CHUNK_MATRIX + i * CHUNK + j] = seen[e][f] * beta[j];
+    }
+  if (threadIdx.x < CHUNK) {
+    out[2 * CHUNK_MATRIX + threadIdx.x] = exp_difference(sums[threadIdx.x], make_float2(0.f, 0.f));
+    out[2 * CHUNK_MATRIX + CHUNK + threadIdx.x] = exp_difference(sums[CHUNK - 1], sums[threadIdx.x]);
+  }
+}
+
+// ---- 2. the state through the chunks --------------------------------------------------------------------------------------------------
+
+constexpr int SCAN_THREADS = 4 * COLUMNS;             // a thread has rows group + 16 e and 4 neighbouring columns
+constexpr int STATE_ROW = COLUMNS + 4;
+constexpr int KEY_TILE = KEY_DIM / GROUPS;            // rows of the state that a thread updates
+constexpr int KEY_ROW = KEY_DIM + 4;
+constexpr int KEY_ROWS = 16;                          // tokens staged at once for the update
+constexpr int SLICES_SIZE = 2 * CHUNK * HALF_ROW;     // the largest of the three kinds of slices
+
+struct ScanShared {
+  float state[KEY_DIM * STATE_ROW];  // [key dimension][column]
+  float update[CHUNK * STATE_ROW];   // X, then U
+  float slices[SLICES_SIZE];
+  float decay[CHUNK], decay_to_end[CHUNK];
+};
+static_assert(2 * CHUNK * SLICE_ROW <= SLICES_SIZE && KEY_ROWS * KEY_ROW <= SLICES_SIZE, "slices share their place");
+static_assert(sizeof(ScanShared) <= 48 * 1024, "fixed shared memory");
+
+__device__ __forceinline__ void add4(float4& sum, float factor, float4 x) {
+  sum.x = fmaf(factor, x.x, sum.x), sum.y = fmaf(factor, x.y, sum.y), sum.z = fmaf(factor, x.z, sum.z), sum.w = fmaf(factor, x.w, sum.w);
+}
+
+// a[e] += left rows . right, b[e] += other rows . right, for `width` summed entries; left and other have rows of `left_row` floats.
+template <int FROM>
+__device__ __forceinline__ void accumulate(float4 (&a)[BLOCKS], float4 (&b)[BLOCKS], const float* left, const float* other, int left_row,
+                                           const float* right, int width) {
+#pragma unroll 2
+  for (int k = 0; k < width; k += 4) {
+    float4 from[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) from[i] = load4(right + (k + i) * STATE_ROW);
+#pragma unroll
+    for (int e = FROM; e < BLOCKS; e++) {
+      const float4 x = load4(left + e * GROUPS * left_row + k), y = load4(other + e * GROUPS * left_row + k);
+      add4(a[e], x.x, from[0]), add4(a[e], x.y, from[1]), add4(a[e], x.z, from[2]), add4(a[e], x.w, from[3]);
+      add4(b[e], y.x, from[0]), add4(b[e], y.y, from[1]), add4(b[e], y.z, from[2]), add4(b[e], y.w, from[3]);
+    }
+  }
+}
+
+// The columns of a state between shared memory and a live row or cell, [column][key dimension] there.
+__device__ __forceinline__ void load_state(ScanShared& s, const float* from) {
+  for (int i = threadIdx.x; i < COLUMNS * KEY_DIM; i += SCAN_THREADS) s.state[i % KEY_DIM * STATE_ROW + i / KEY_DIM] = from[i];
+}
+__device__ __forceinline__ void store_state(const ScanShared& s, float* to) {
+  for (int i = threadIdx.x; i < COLUMNS * KEY_DIM; i += SCAN_THREADS) to[i] = s.state[i % KEY_DIM * STATE_ROW + i / KEY_DIM];
+}
+
+// reads = k^T S, out = q^T S for the chunk's tokens. Ends behind a barrier.
+__device__ __forceinline__ void read_state(ScanShared& s, float4 (&reads)[BLOCKS], float4 (&out)[BLOCKS], const float* query, const float* key,
+                                           i64 channels, int num_tokens, int group, int column) {
+  for (int start = 0; start < KEY_DIM; start += SLICE) {
+    stage_rows(s.slices, SLICE_ROW, key + start, channels, CHUNK, SLICE, num_tokens, SCAN_THREADS);
+    stage_rows(s.slices + CHUNK * SLICE_ROW, SLICE_ROW, query + start, channels, CHUNK, SLICE, num_tokens, SCAN_THREADS);
+    __syncthreads();
+    const float* left = s.slices + group * SLICE_ROW;
+    accumulate<0>(reads, out, left, left + CHUNK * SLICE_ROW, SLICE_ROW, s.state + start * STATE_ROW + column, SLICE);
+    __syncthreads();
+  }
+}
+
+// update = T X, out += P T X; both matrices are lower triangular. X is in s.update. Ends behind a barrier.
+__device__ __forceinline__ void solve(ScanShared& s, float4 (&update)[BLOCKS], float4 (&out)[BLOCKS], const float* work, int num_tokens,
+                                      int group, int column) {
+  const float *left = s.slices + group * HALF_ROW, *other = left + CHUNK * HALF_ROW, *right = s.update + column;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    if (half * 32 >= num_tokens) break;
+    stage_rows(s.slices, HALF_ROW, work + half * 32, CHUNK, CHUNK, 32, CHUNK, SCAN_THREADS);
+    stage_rows(s.slices + CHUNK * HALF_ROW, HALF_ROW, work + CHUNK_MATRIX + half * 32, CHUNK, CHUNK, 32, CHUNK, SCAN_THREADS);
+    __syncthreads();
+    if (half == 0) {
+      accumulate<0>(update, out, left, other, HALF_ROW, right, GROUPS);
+      accumulate<1>(update, out, left + GROUPS, other + GROUPS, HALF_ROW, right + GROUPS * STATE_ROW, GROUPS);
+    } else {
+      accumulate<2>(update, out, left, other, HALF_ROW, right + 2 * GROUPS * STATE_ROW, GROUPS);
+      accumulate<3>(update, out, left + GROUPS, other + GROUPS, HALF_ROW, right + 3 * GROUPS * STATE_ROW, GROUPS);
+    }
+    __syncthreads();
+  }
+}
+
+// S = e^(G_end) S + sum_i e^(G_end - G_i) k_i U_i^T, with U in s.update; a thread has KEY_TILE rows of S. Ends behind a barrier.
+__device__ __forceinline__ void advance_state(ScanShared& s, const float* key, i64 channels, int num_tokens, int group, int column) {
+  float4 state[KEY_TILE];
+  const float decay = s.decay[CHUNK - 1];
+#pragma unroll
+  for (int e = 0; e < KEY_TILE; e++) {
+    const float4 old = load4(s.state + (group * KEY_TILE + e) * STATE_ROW + column);
+    state[e] = make_float4(old.x * decay, old.y * decay, old.z * decay, old.w * decay);
+  }
+  for (int start = 0; start < num_tokens; start += KEY_ROWS) {
+    stage_rows(s.slices, KEY_ROW, key + start * channels, channels, KEY_ROWS, KEY_DIM, num_tokens - start, SCAN_THREADS);
+    __syncthreads();
+    for (int i = 0; i < min(KEY_ROWS, num_tokens - start); i++) {
+      float4 update = load4(s.update + (start + i) * STATE_ROW + column);
+      const float to_end = s.decay_to_end[start + i];
+      update = make_float4(update.x * to_end, update.y * to_end, update.z * to_end, update.w * to_end);
+      float keys[KEY_TILE];
+#pragma unroll
+      for (int e = 0; e < KEY_TILE; e++) keys[e] = s.slices[i * KEY_ROW + group * KEY_TILE + e];
+#pragma unroll
+      for (int e = 0; e < KEY_TILE; e++) add4(state[e], keys[e], update);
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int e = 0; e < KEY_TILE; e++) store4(s.state + (group * KEY_TILE + e) * STATE_ROW + column, state[e]);
+  __syncthreads();
+}
+
+// reads [T][V] out. cu_chunks [sequences + 1]: first chunk of each sequence; one without chunks, or with a negative row, is left alone.
+extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
+delta_scan(float* __restrict__ reads, const float* __restrict__ mixed, const float* __restrict__ work, float* recurrent, float* cell_recurrent,
+           i64 state_elements, const int* __restrict__ rows, const int4* __restrict__ chunks, const int* __restrict__ cu_chunks,
+           const int* __restrict__ capture_cells, int num_key_heads, int num_value_heads) {
+  __shared__ __align__(16) ScanShared s;
+  const int sequence = blockIdx.z, head = blockIdx.y, first_column = blockIdx.x * COLUMNS;
+  const int row = rows[sequence], end_chunk = cu_chunks[sequence + 1];
+  if (row < 0 || cu_chunks[sequence] >= end_chunk) return;  // the whole block
+  const int group = threadIdx.x / (COLUMNS / 4), column = threadIdx.x % (COLUMNS / 4) * 4;
+  const int key_head = key_head_of(head, num_key_heads, num_value_heads), values = num_value_heads * VALUE_DIM;
+  const i64 keys = num_key_heads * KEY_DIM, channels = 2 * keys + values, state_offset = ((i64)head * VALUE_DIM + first_column) * KEY_DIM;
+  float* const live = recurrent + row * state_elements + state_offset;
+
+  load_state(s, live);
+  for (int at = cu_chunks[sequence]; at < end_chunk; at++) {
+    const int4 chunk = chunks[at];
+    const float* query = mixed + chunk.x * channels + key_head * KEY_DIM;
+    const float* value = mixed + chunk.x * channels + 2 * keys + head * VALUE_DIM + first_column + column;
+    const float* chunk_work = work + ((i64)at * num_value_heads + head) * CHUNK_WORK;
+    for (int i = threadIdx.x; i < CHUNK; i += SCAN_THREADS) {
+      s.decay[i] = chunk_work[2 * CHUNK_MATRIX + i];
+      s.decay_to_end[i] = chunk_work[2 * CHUNK_MATRIX + CHUNK + i];
+    }
+    float4 seen[BLOCKS] = {}, out[BLOCKS] = {};
+    read_state(s, seen, out, query, query + keys, channels, chunk.y, group, column);
+#pragma unroll
+    for (int e = 0; e < BLOCKS; e++) {
+      const int i = group + e * GROUPS;
+      const float decay = s.decay[i];
+      const float4 v = i < chunk.y ? load4(value + i * channels) : make_float4(0.f, 0.f, 0.f, 0.f);
+      store4(s.update + i * STATE_ROW + column, blend4(v, 1.f, seen[e], -decay));
+      out[e] = make_float4(out[e].x * decay, out[e].y * decay, out[e].z * decay, out[e].w * decay);
+      seen[e] = make_float4(0.f, 0.f, 0.f, 0.f);
+    }
+    __syncthreads();
+    solve(s, seen, out, chunk_work, chunk.y, group, column);
+#pragma unroll
+    for (int e = 0; e < BLOCKS; e++) {
+      const int i = group + e * GROUPS;
+      store4(s.update + i * STATE_ROW + column, seen[e]);
+      if (i < chunk.y) store4(reads + (i64)(chunk.x + i) * values + head * VALUE_DIM + first_column + column, out[e]);
+    }
+    __syncthreads();
+    advance_state(s, query + keys, channels, chunk.y, group, column);
+    for (int capture = chunk.z; capture < chunk.z + chunk.w; capture++)
+      if (capture_cells[capture] >= 0) store_state(s, cell_recurrent + capture_cells[capture] * state_elements + state_offset);
+  }
+  store_state(s, live);
+}
