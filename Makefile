@@ -60,8 +60,9 @@ bench: $(VENV)/.installed-dev ## run the benchmarks in tests/bench (ARGS= goes t
 	@[ -n "$(BENCHMARKS)" ] || echo "there are no benchmarks in tests/bench yet"
 
 .PHONY: kernels
-kernels: $(BIN)/python ## compile the C kernels again
+kernels: $(BIN)/python ## compile the C kernels again; check the CUDA kernels for all architectures (after make test)
 	@rm -f $(VENV)/.installed && $(MAKE) --no-print-directory $(VENV)/.installed
+	@$(BIN)/python -m tests.cuda_src.compile_report
 
 .PHONY: smoke
 smoke: $(VENV)/.installed ## start a server, ask it for a completion, stop it

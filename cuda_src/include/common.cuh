@@ -4,26 +4,25 @@
 //  1. `svc/compute/reference/` has the operation. It is the oracle; write it first.
 //  2. `cuda_src/foo.cu`: a head (what it computes, shapes in the letters of ops.py, launch geometry, losers of tuning), helpers as
 //     `__device__ __forceinline__`, then the entries, each spelled out as
-//         extern "C" __global__ void __launch_bounds__(256) foo(const float* __restrict__ x, float* __restrict__ out, int C,
-//         float epsilon)
+//         extern "C" __global__ void __launch_bounds__(256) foo(const float* __restrict__ x, float* __restrict__ out, int C)
 //     The declaration is the contract: device layer and emulator read it (svc/compute/cuda/signature.py). Scalars: int, u32,
 //     i64, u64, float. Arrays: the numpy type of the element; bf16 is uint16; structs (quantized blocks) are uint8; a launch
 //     passes None for nullptr. `const` on what is only read, `__restrict__` where nothing else writes it. No entries made by
 //     macros: the parser would not see them.
-//  3. Sizes that shape the code (head size, quant type, rows a block) are `-D` names: `device.module("foo", {"HEAD_DIM":
-//  128})`. Give each a
-//     default by #ifndef, so that the file compiles alone. Loop sizes that do not matter to the code are arguments.
+//  3. Sizes that shape the code (head size, quant type, rows a block) are `-D` names: `device.module("foo", {"HEAD_DIM": 128})`. Give each
+//     a default by #ifndef, so that the file compiles alone. Loop sizes that do not matter to the code are arguments.
+//     Lines `// Variant: HEAD_DIM=64 ROWS=8` in the file's head list what the compile test builds (none: the defaults).
 //  4. `svc/compute/cuda/foo.py`: one launcher a kernel, `foo(device, out, x, ..., stream=None)`; it alone knows grid and block.
-//  5. Tests: through the emulator against the reference, all thread orders, both builds (tests/cuda_src/). NVRTC compiles the
-//  file for all
-//     architectures by itself (tests/cuda_src/test_compile.py; other -D than the defaults: a line in VARIANTS there).
+//  5. Tests: through the emulator against the reference, in all orders and builds (the `device` fixture of tests/cuda_src/). NVRTC compiles
+//     the file for all architectures by itself; `make kernels` prints registers and occupancy, and fails on a spill.
 //
 // Rules
 //  - Only this folder's headers may ask for CUDA_EMU (defined by the emulator). PTX lives in ptx.cuh, each with its other form.
 //  - Element offsets are 64-bit before the first multiplication: `(i64)row * C`.
-//  - Reductions have one fixed tree that depends on the block size alone (warp.cuh), never on the number of rows or an atomic
-//  float. - No early `return` before a barrier or a warp collective; all lanes of the mask must come. - One block does not wait
-//  for another. Two passes are two launches. - No libraries, no <cstdint>: NVRTC has neither. INFINITY is defined here.
+//  - Reductions have one fixed tree that depends on the block size alone (warp.cuh), never on the number of rows or an atomic float.
+//  - No early `return` before a barrier or a warp collective; all lanes of the mask must come.
+//  - One block does not wait for another. Two passes are two launches.
+//  - No libraries, no <cstdint>: NVRTC has neither. INFINITY is defined here.
 #pragma once
 
 typedef signed char i8;

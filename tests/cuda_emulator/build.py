@@ -64,7 +64,7 @@ def build_module(
     runtime = build_runtime(build)
     flags = [*_COMMON, *_cpu_flags(), *_KERNEL[build], f"-D__CUDA_ARCH__={arch * 10}"]
     flags += [f"-D{name}={value}" for name, value in defines.items()]
-    exports = "".join(f"EMU_EXPORT({signature.kernel})\n" for signature in signatures)
+    exports = "".join(f"EMU_EXPORT({signature.kernel}, {signature.bounds or 1024})\n" for signature in signatures)
     text = f'{source.text}\n#line 1 "exports"\n{exports}EMU_MODULE\n'
     return _cached(source.name, build, [*flags, runtime.name, text], lambda target: _compile_module(target, text, flags, runtime))
 

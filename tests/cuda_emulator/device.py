@@ -8,6 +8,7 @@
 """
 
 import ctypes
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -222,6 +223,8 @@ class EmulatedDevice:
         values = signature.convert(args)
         grid, block = full_dim(grid), full_dim(block)
         check_launch(signature, self.arch, grid, block, shared_bytes)
+        if math.prod(block) > (most := image.max_threads(signature.kernel)):
+            raise ValueError(f"{signature.kernel}: {math.prod(block)} threads a block, {most} allowed")
         if self.build == "fast" and image.static_shared_bytes > STATIC_SHARED_BYTES * len(image.signatures):
             raise ValueError(f"{signature.kernel}: {image.static_shared_bytes} bytes of fixed shared memory")
         self.num_launches += 1

@@ -1,4 +1,4 @@
-"""Reads from a compiled module where its `__shared__` variables lie."""
+"""Reads what compilers leave in ELF files: the `__shared__` variables of a module, the sections of a GPU's machine code."""
 
 import struct
 from dataclasses import dataclass
@@ -29,9 +29,7 @@ def read_image(path: Path) -> Image:
     data = path.read_bytes()
     segments = _table(data, "<IIQQQQQQ", *struct.unpack_from("<Q", data, 32), *struct.unpack_from("<HH", data, 54))
     size = max(address + length for kind, _, _, address, _, _, length, _ in segments if kind == _LOADED)
-    sections = _table(data, "<IIQQQQIIQQ", *struct.unpack_from("<Q", data, 40), *struct.unpack_from("<HH", data, 58))
-    (names_at,) = struct.unpack_from("<H", data, 62)
-    names = [_text(data, sections[names_at][4] + section[0]) for section in sections]
+    sections, names = _sections(data)
     shared = set()
     for section in (section for section, name in zip(sections, names, strict=True) if name == ".symtab"):
         strings = sections[section[6]][4]
@@ -43,6 +41,18 @@ def read_image(path: Path) -> Image:
             if local or names[index] == ".emu_shared":
                 shared.add(SharedVariable(symbol, value, length))
     return Image(size, tuple(sorted(shared, key=lambda variable: variable.offset)))
+
+
+def sections(data: bytes) -> dict[str, bytes]:
+    """Contents by name."""
+    rows, names = _sections(data)
+    return {name: data[row[4] : row[4] + row[5]] for name, row in zip(names, rows, strict=True)}
+
+
+def _sections(data: bytes) -> tuple[list[tuple[int, ...]], list[str]]:
+    rows = _table(data, "<IIQQQQIIQQ", *struct.unpack_from("<Q", data, 40), *struct.unpack_from("<HH", data, 58))
+    (names_at,) = struct.unpack_from("<H", data, 62)
+    return rows, [_text(data, rows[names_at][4] + row[0]) for row in rows]
 
 
 def _table(data: bytes, row: str, start: int, stride: int, count: int) -> list[tuple[int, ...]]:

@@ -32,6 +32,7 @@ _Description._fields_ = [
     ("thunk", ctypes.c_void_p),
     ("num_arguments", ctypes.c_int),
     ("types", ctypes.POINTER(ctypes.c_char_p)),
+    ("max_threads", ctypes.c_int),
     ("next", ctypes.POINTER(_Description)),
 ]
 
@@ -94,6 +95,10 @@ class KernelImage:
         self._kernels = self._descriptions()
         for signature in signatures.values():
             self._compare(signature)
+
+    def max_threads(self, kernel: str) -> int:
+        """What `__launch_bounds__` says, computed by the compiler."""
+        return int(self._kernels[kernel].contents.max_threads)
 
     def launch(
         self,

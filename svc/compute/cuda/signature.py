@@ -72,6 +72,7 @@ class Signature:
     kernel: str
     parameters: tuple[Parameter, ...]
     max_threads: int | None = None
+    bounds: str | None = None  # its first argument as it is written
 
     def convert(self, args: Sequence[Any]) -> list[Any]:
         """A DeviceArray or None for each pointer and a numpy scalar of the declared type for each other parameter."""
@@ -121,9 +122,9 @@ def parse_signatures(text: str, defines: Mapping[str, int | str] | None = None) 
         name = match["name"]
         declared = [part for part in match["list"].split(",") if part.strip() not in ("", "void")]
         bounds = (match["bounds"] or "").strip()
-        bounds = str(defines.get(bounds, constants.get(bounds, bounds)))
-        max_threads = int(bounds) if bounds.isdigit() else None
-        found[name] = Signature(name, tuple(_parameter(name, part, defines) for part in declared), max_threads)
+        value = str(defines.get(bounds, constants.get(bounds, bounds)))
+        max_threads = int(value) if value.isdigit() else None
+        found[name] = Signature(name, tuple(_parameter(name, part, defines) for part in declared), max_threads, bounds or None)
     return found
 
 

@@ -66,6 +66,7 @@ struct KernelDescription {
   void (*thunk)(void** arguments);
   int num_arguments;
   const char* const* types;
+  int max_threads;  // as __launch_bounds__ promises
   const KernelDescription* next;
 };
 

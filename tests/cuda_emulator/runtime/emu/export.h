@@ -43,13 +43,14 @@ template <class... A> struct Entry<void (*)(A...)> {
 static const KernelDescription* first_kernel;
 struct Registration {
   KernelDescription description;
-  Registration(const char* name, void (*thunk)(void**), int n, const char* const* types)
-      : description{name, thunk, n, types, first_kernel} { first_kernel = &description; }
+  Registration(const char* name, void (*thunk)(void**), int n, const char* const* types, int max_threads)
+      : description{name, thunk, n, types, max_threads, first_kernel} { first_kernel = &description; }
 };
 
 }  // namespace emu
 
-#define EMU_EXPORT(kernel)                                                                                                        \
-  static emu::Registration emu_registered_##kernel(#kernel, &emu::Entry<decltype(&kernel)>::Of<&kernel>::thunk,                   \
-                                                   emu::Entry<decltype(&kernel)>::num_arguments, emu::Entry<decltype(&kernel)>::types());
+#define EMU_EXPORT(kernel, max_threads)                                                                    \
+  static emu::Registration emu_registered_##kernel(#kernel, &emu::Entry<decltype(&kernel)>::Of<&kernel>::thunk, \
+                                                   emu::Entry<decltype(&kernel)>::num_arguments,            \
+                                                   emu::Entry<decltype(&kernel)>::types(), max_threads);
 #define EMU_MODULE extern "C" EMU_API const emu::KernelDescription* emu_kernels() { return emu::first_kernel; }
