@@ -31,13 +31,9 @@ from svc.compute.backend import History, Sampled
 from svc.compute.sampling.params import SamplingParams
 from svc.compute.sampling.penalties import add_bias, penalize
 from svc.compute.sampling.randomness import uniform
+from svc.compute.sampling.shares import Float64, Ids, nucleus, pick, scaled_below_best
 
-# top-p's histogram over how far a scaled logit is below the best one: 128 units deep, e^-128 of the best being nothing.
-BINS_PER_UNIT = 8
-NUM_BINS = 1024
-
-Ids = NDArray[np.intp]
-Float64 = NDArray[np.float64]
+BLOCK = 1024  # values of which `best` looks at the largest first
 
 
 def sample(
@@ -52,7 +48,7 @@ def sample(
 
     Logits that are not all finite give token -1. At least one token must not be banned; penalties need a `history`.
     """
-    if not np.isfinite(logits).all():
+    if not is_finite(logits):
         return Sampled(token=-1)
     allowed = _allowed(logits, params, banned, history)
     if params.temperature == 0:
@@ -86,21 +82,35 @@ def draw(logits: NDArray[np.floating], params: SamplingParams, u: float) -> int:
     if 0 < params.top_k < len(logits):  # the temperature does not change which these are, so the rest need not be looked at again
         ids = np.sort(best(logits, params.top_k))
         logits = logits[ids]
-    with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
-        scaled = (logits.astype(np.float64) - float(np.max(logits))) / params.temperature
-    weights = np.exp(scaled)  # the largest is 1
+    if params.min_p > 0 and params.top_p == 1:
+        likely = _perhaps_above(logits, params)
+        if len(likely) < len(logits) // 4:
+            ids = likely if ids is None else ids[likely]
+            logits = logits[likely]
+    weights = _weights(logits, params.temperature)
     if params.top_p < 1:
-        kept = nucleus(scaled, weights, params.top_p)
+        kept = nucleus(logits, params.temperature, weights, params.top_p)
         ids = kept if ids is None else ids[kept]
         weights = weights[kept]
     if params.min_p > 0:
         kept = np.flatnonzero(weights >= params.min_p * weights.max())
         ids = kept if ids is None else ids[kept]
         weights = weights[kept]
-    cumulative = np.cumsum(weights)
-    # The first entry above u * total: never one of weight zero. u < 1 keeps the product below the total.
-    index = min(int(np.searchsorted(cumulative, u * cumulative[-1], side="right")), len(weights) - 1)
+    index = pick(weights, u)
     return index if ids is None else int(ids[index])
+
+
+def _weights(logits: NDArray[np.floating], temperature: float) -> Float64:
+    """Probabilities but for a factor: the largest is 1. One new array: more of this size cost more than the mathematics."""
+    scaled = scaled_below_best(logits, temperature, float(logits.max()))
+    return np.exp(scaled, out=scaled)
+
+
+def _perhaps_above(logits: NDArray[np.floating], params: SamplingParams) -> Ids:
+    """Ids of all that min_p may keep, and hardly more: the others need no exponential."""
+    with np.errstate(over="ignore"):
+        threshold = logits.dtype.type(float(logits.max()) + params.temperature * (math.log(params.min_p) - 1e-3))
+        return np.flatnonzero(logits >= np.nextafter(threshold, logits.dtype.type(-np.inf)))  # it may have been rounded up
 
 
 def best(values: NDArray[np.floating], count: int) -> Ids:
@@ -108,50 +118,41 @@ def best(values: NDArray[np.floating], count: int) -> Ids:
     if count >= len(values):
         candidates = np.arange(len(values))
     else:
-        threshold = np.partition(values, len(values) - count)[len(values) - count]
-        candidates = np.flatnonzero(values >= threshold)  # more than `count` when the last place is shared
+        candidates = np.flatnonzero(values >= _bound(values, count))
     return candidates[np.argsort(-values[candidates], kind="stable")][:count]
 
 
-def nucleus(scaled: Float64, weights: Float64, top_p: float) -> Ids:
-    """The fewest best tokens whose weights sum to at least `top_p` of the total; always at least one. In the order of their ids.
+def _bound(values: NDArray[np.floating], count: int) -> NDArray[np.floating]:
+    """A number that at least `count` of the values reach, and few more.
 
-    `scaled` [n] are the logits below the best one, at most 0, and `weights` their exponentials. Sorting a large vocabulary takes
-    ten times as long as finding the bin in which the sum is reached, so only that bin is sorted.
+    The largest of each block are values too, so the last of the `count` largest of these is such a number.
     """
-    bins = (np.minimum(-scaled, (NUM_BINS - 1) / BINS_PER_UNIT) * BINS_PER_UNIT).astype(np.intp)
-    reached = np.cumsum(np.bincount(bins, weights, NUM_BINS))
-    target = top_p * reached[-1]
-    edge = min(int(np.searchsorted(reached, target)), NUM_BINS - 1)
-    inside = np.flatnonzero(bins == edge)
-    inside = inside[np.argsort(-scaled[inside], kind="stable")]
-    before = reached[edge - 1] if edge else 0.0
-    count = int(np.searchsorted(before + np.cumsum(weights[inside]), target)) + 1
-    kept = bins < edge
-    kept[inside[:count]] = True
-    return np.flatnonzero(kept)
+    if count * BLOCK <= len(values):
+        values = np.maximum.reduceat(values, np.arange(0, len(values), BLOCK))
+    bound: NDArray[np.floating] = np.partition(values, len(values) - count)[len(values) - count]
+    return bound
+
+
+def is_finite(logits: NDArray[np.float32]) -> bool:
+    """Whether all of them are: NaN and infinity show in the smallest or the largest."""
+    return math.isfinite(logits.min()) and math.isfinite(logits.max())
 
 
 def with_logprobs(token: int, logits: NDArray[np.float32], num_top: int) -> Sampled:
     """Adds log probabilities of the model's own distribution: temperature 1, nothing filtered or banned."""
-    values = logits.astype(np.float64)
-    log_total = _log_sum_exp(values)
+    log_total = _log_sum_exp(logits)
     top = best(logits, num_top) if num_top else ()
     return Sampled(
         token=token,
-        logprob=float(values[token] - log_total),
-        top=tuple((int(i), float(values[i] - log_total)) for i in top),
+        logprob=float(logits[token]) - log_total,
+        top=tuple((int(i), float(logits[i]) - log_total) for i in top),
     )
 
 
 def logprob(logits: NDArray[np.float32], token: int) -> float:
     """Log probability of `token` in the model's own distribution; NaN when the logits [V] are not all finite."""
-    if not np.isfinite(logits).all():
-        return math.nan
-    values = logits.astype(np.float64)
-    return float(values[token] - _log_sum_exp(values))
+    return float(logits[token]) - _log_sum_exp(logits) if is_finite(logits) else math.nan
 
 
-def _log_sum_exp(values: Float64) -> float:
-    peak = values.max()
-    return float(peak + np.log(np.exp(values - peak).sum()))
+def _log_sum_exp(logits: NDArray[np.float32]) -> float:
+    return float(logits.max()) + float(np.log(_weights(logits, 1.0).sum()))
