@@ -37,14 +37,15 @@ class Shape:
     @property
     def layout(self) -> MemoryLayout:
         return MemoryLayout(
-            hidden_size=12, num_attention_layers=0, num_kv_heads=0, head_dim=0, num_delta_layers=2, num_value_heads=self.num_value_heads,
-            key_dim=self.key_dim, value_dim=self.value_dim, conv_channels=self.channels, conv_rows=self.taps - 1, page_tokens=16,
+            hidden_size=12, num_attention_layers=0, num_kv_heads=0, head_dim=0, num_delta_layers=2,
+            num_value_heads=self.num_value_heads, key_dim=self.key_dim, value_dim=self.value_dim,
+            conv_channels=self.channels, conv_rows=self.taps - 1, page_tokens=16,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One sequence of the step. `captures`: tokens done in this step after which to capture, each with a cell. `row` below zero: padding."""
+    """One sequence of the step. `captures`: (tokens of this step after which to capture, cell). `row` below zero: padding."""
 
     row: int
     num_tokens: int

@@ -1,4 +1,4 @@
-"""Which sequences of a step go through the chunked delta rule, and in which chunks. Numbers only, made once per step for all layers."""
+"""Which sequences of a step go through the chunked delta rule, and in which chunks. Numbers only, once per step for all layers."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,15 @@ import numpy as np
 from svc.compute.step_inputs import Int32, StepInputs
 
 CHUNK = 64  # most tokens of a chunk, as in cuda_src/include/delta.cuh
-# Sequences of at most so many tokens are taken token by token (STEP_TOKENS in cuda_src/delta_decode.cu). A chunk costs as much work as
-# about 64 tokens however few it has.
+# Sequences of at most so many tokens are taken token by token (STEP_TOKENS in cuda_src/delta_decode.cu): a chunk costs as much
+# as 64 tokens however few it has.
 STEP_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
-    """chunks [n, 4]: first token in the step, tokens, first capture, captures after the chunk's last token. cu_chunks [B + 1]: first chunk of
-    each sequence. `step_tokens`: sequences of at most so many tokens have no chunks. `any_steps`: there are such sequences."""
+    """chunks [n, 4]: first token in the step, tokens, first capture, captures after the chunk's last token. cu_chunks [B + 1]:
+    first chunk of each sequence. Sequences of at most `step_tokens` tokens have no chunks; `any_steps`: there are some."""
 
     chunks: Int32
     cu_chunks: Int32
@@ -30,8 +30,8 @@ class ChunkPlan:
 def plan_chunks(inputs: StepInputs, step_tokens: int = STEP_TOKENS) -> ChunkPlan:
     """A chunk ends after CHUNK tokens, at absolute positions that CHUNK divides and after a captured token.
 
-    The absolute grid makes the rounding of a long text independent of how its prefill was cut into pieces on that grid. Padding sequences
-    (negative rows) have no chunks.
+    The absolute grid makes the rounding of a long text independent of how its prefill was cut into pieces on that grid. Padding
+    sequences (negative rows) have no chunks.
     """
     assert 0 <= step_tokens <= STEP_TOKENS
     chunks: list[tuple[int, int, int, int]] = []

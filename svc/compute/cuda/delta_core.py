@@ -1,27 +1,27 @@
 """The core of a Gated DeltaNet layer (ARCH_SPEC 6): all between the projections of its input and the projection of its output."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from svc.compute.cuda.delta_chunks import ChunkPlan
+from svc.compute.cuda.delta_chunks import CHUNK, ChunkPlan
 from svc.compute.cuda.device import Device, DeviceArray, Dim, Stream
 from svc.compute.layers.delta import DeltaWeights
-from svc.compute.step_inputs import StepInputs
+from svc.compute.step_inputs import Int32, StepInputs
 from svc.memory.layout import MemoryLayout
 
 STATE_ORDER = "vk"  # inner order of a head's recurrent state: value dimension, then key dimension (fastest)
-CHUNK_FLOATS = 2 * 64 * 64 + 2 * 64  # per chunk and value head, CHUNK_WORK in cuda_src/include/delta.cuh
-# Blocks that keep a GPU busy: two for each multiprocessor of the largest.
-WANTED_BLOCKS = 264
+CHUNK_FLOATS = 2 * CHUNK * CHUNK + 2 * CHUNK  # per chunk and value head: CHUNK_WORK in cuda_src/include/delta.cuh
+WANTED_BLOCKS = 264  # keep a GPU busy: two for each multiprocessor of the largest
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaStep:
-    """What the kernels know of a step: int32 arrays of StepInputs and ChunkPlan on the device, and host numbers that shape the launches.
+    """What the kernels know of a step: arrays of StepInputs and ChunkPlan on the device, and host numbers that shape a launch.
 
-    `num_tokens` and `num_sequences` may count padding: sequences whose row is negative, tokens behind cu_seqlens[-1]. Padding is neither
-    read nor advanced, and its outputs are zero. A negative capture cell is skipped.
+    `num_tokens` and `num_sequences` may count padding: sequences whose row is negative, tokens behind cu_seqlens[-1]. Padding is
+    neither read nor advanced, and its outputs are zero. A negative capture cell is skipped.
     """
 
     num_tokens: int
@@ -41,7 +41,7 @@ class DeltaStep:
 def delta_step(device: Device, inputs: StepInputs, plan: ChunkPlan) -> DeltaStep:
     """In fresh arrays, for whoever keeps no buffers of fixed place."""
 
-    def on_device(values: np.typing.NDArray[np.int32]) -> DeviceArray:
+    def on_device(values: Int32) -> DeviceArray:
         return device.from_host(np.ascontiguousarray(values, np.int32))
 
     return DeltaStep(
@@ -62,7 +62,7 @@ def delta_step(device: Device, inputs: StepInputs, plan: ChunkPlan) -> DeltaStep
 
 @dataclass(frozen=True, slots=True)
 class DeltaProjected:
-    """Of all tokens of the step, float32: raw [T, channels] (q | k | v before the convolution), gate [T, V], beta and alpha [T, H_v]."""
+    """Of all tokens, float32: raw [T, channels] (q | k | v before the convolution), gate [T, V], beta and alpha [T, H_v]."""
 
     raw: DeviceArray
     gate: DeviceArray
@@ -72,7 +72,7 @@ class DeltaProjected:
 
 @dataclass(frozen=True, slots=True)
 class DeltaStates:
-    """Live rows and snapshot cells [n, state_elements] float32, laid out as memory/layout.py says, recurrent states in STATE_ORDER."""
+    """Live rows and snapshot cells [n, state_elements] float32 (memory/layout.py), recurrent states in STATE_ORDER."""
 
     layout: MemoryLayout
     rows: DeviceArray
@@ -90,14 +90,14 @@ class DeltaStates:
 
     @staticmethod
     def _from(slab: DeviceArray, offset: int) -> DeviceArray | None:
-        """The slab from an offset in its first row on; None for one without rows."""
+        """The slab from an offset in its first row on; None for a slab without rows."""
         return slab.view((slab.size - offset,), offset_bytes=4 * offset) if slab.size else None
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaWorkspace:
-    """Scratch memory for chunked sequences, any content, shared by all layers: mixed [>= T, channels], gates [>= T, H_v, 2],
-    chunks [>= num_chunks, H_v, CHUNK_FLOATS] float32."""
+    """Scratch memory of chunked sequences, any content, shared by all layers: mixed [>= T, channels], gates [>= T, H_v, 2],
+    chunks [>= num_chunks, H_v, CHUNK_FLOATS], float32."""
 
     mixed: DeviceArray
     gates: DeviceArray
@@ -125,122 +125,115 @@ def delta_core(
 ) -> None:
     """out [T, V] = norm(delta rule(conv(raw))) * SiLU(gate); advances live rows and writes captured cells.
 
-    Sequences of at most `step.step_tokens` tokens go token by token, the others through chunks; a step may have both. `workspace` may be
-    None when the step has no chunks.
+    Sequences of at most `step.step_tokens` tokens go token by token, the others through chunks; a step may have both. `workspace`
+    may be None when the step has no chunks.
     """
     assert out.shape == (step.num_tokens, layer.num_value_heads * layer.value_dim)
+    call = _Call(device, layer, states, step, stream)
     if step.any_steps:
-        _decode(device, out, projected, layer, states, step, stream)
+        call.decode(out, projected)
     if step.num_chunks:
-        assert (
-            workspace is not None and workspace.chunks.shape[0] >= step.num_chunks and workspace.mixed.shape[0] >= step.num_tokens
-        )
-        _convolve(device, workspace, projected, layer, states, step, stream)
-        _scan(device, out, workspace, layer, states, step, stream)
-    _finish(device, out, projected, layer, states, step, stream)
-
-
-def defines(layer: DeltaWeights) -> dict[str, int | str]:
-    """The -D names of all four sources."""
-    return {
-        "KEY_DIM": layer.key_dim,
-        "VALUE_DIM": layer.value_dim,
-        "TAPS": layer.conv_kernel,
-        "GROUPED": int(layer.grouped_heads),
-    }
+        assert workspace is not None
+        assert workspace.chunks.shape[0] >= step.num_chunks
+        assert workspace.mixed.shape[0] >= step.num_tokens
+        call.convolve(workspace, projected)
+        call.scan(out, workspace)
+    call.finish(out, projected)
 
 
 def decode_columns(layer: DeltaWeights, num_sequences: int) -> int:
-    """Value columns a block of delta_decode takes.
+    """Value columns that a block of delta_decode takes.
 
-    32 at least (64 where a warp covers 16): fewer leave lanes idle. More save convolving q and k again in every block, which matters once
-    there are blocks enough. Chosen on paper: KERNELS.md 1b; to be measured.
+    32 at least (64 where a warp covers 16): fewer leave lanes idle. More save convolving q and k again in every block, which
+    matters only when there are blocks enough. From KERNELS.md 1b, not measured.
     """
-    columns = least = 32 if layer.key_dim % 32 == 0 else 64
-    while (
-        2 * columns <= layer.value_dim
-        and num_sequences * layer.num_value_heads * (layer.value_dim // (2 * columns)) >= WANTED_BLOCKS
-    ):
+    columns = 32 if layer.key_dim % 32 == 0 else 64
+    while 2 * columns <= layer.value_dim:
+        blocks = num_sequences * layer.num_value_heads * (layer.value_dim // (2 * columns))
+        if blocks < WANTED_BLOCKS:
+            break
         columns *= 2
-    return max(least, columns)
+    return columns
 
 
-def _decode(
-    device: Device,
-    reads: DeviceArray,
-    projected: DeltaProjected,
-    layer: DeltaWeights,
-    states: DeltaStates,
-    step: DeltaStep,
-    stream: Stream | None,
-) -> None:
-    columns = decode_columns(layer, step.num_sequences)
-    args = (
-        reads, projected.raw, projected.beta, projected.alpha, layer.conv, layer.a, layer.dt_bias,
-        states.recurrent(states.rows, layer.index), states.conv(states.rows, layer.index), states.recurrent(states.cells, layer.index),
-        states.layout.state_elements, step.rows, step.cu_seqlens, step.capture_tokens, step.capture_cells, step.cu_captures,
-        layer.num_key_heads, layer.num_value_heads, columns, step.step_tokens, layer.epsilon,
-    )  # fmt: skip
-    grid = (-(-layer.value_dim // columns), layer.num_value_heads, step.num_sequences)
-    device.launch(device.module("delta_decode", defines(layer)).kernel("delta_decode"), grid, (128,), args, stream=stream)
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The launches of one layer in one step. `reads` is what the delta rule gives, before norm and gate, in the place of `out`."""
 
+    device: Device
+    layer: DeltaWeights
+    states: DeltaStates
+    step: DeltaStep
+    stream: Stream | None
 
-def _convolve(
-    device: Device,
-    workspace: DeltaWorkspace,
-    projected: DeltaProjected,
-    layer: DeltaWeights,
-    states: DeltaStates,
-    step: DeltaStep,
-    stream: Stream | None,
-) -> None:
-    args = (
-        workspace.mixed, workspace.gates, projected.raw, projected.beta, projected.alpha, layer.conv, layer.a, layer.dt_bias,
-        states.conv(states.rows, layer.index), states.layout.state_elements, step.rows, step.cu_seqlens, step.num_sequences,
-        layer.num_key_heads, layer.num_value_heads, step.step_tokens, layer.epsilon,
-    )  # fmt: skip
-    heads = 2 * layer.num_key_heads + layer.num_value_heads + 1  # the last one: the gates
-    grid = (-(-heads // 4), -(-step.num_tokens // 16))
-    device.launch(device.module("delta_conv", defines(layer)).kernel("delta_conv"), grid, (128,), args, stream=stream)
+    def decode(self, reads: DeviceArray, projected: DeltaProjected) -> None:
+        layer, states, step = self.layer, self.states, self.step
+        columns = decode_columns(layer, step.num_sequences)
+        grid = (-(-layer.value_dim // columns), layer.num_value_heads, step.num_sequences)
+        self._launch(
+            "delta_decode", grid, 128,
+            reads, *self._before_conv(projected),
+            states.recurrent(states.rows, layer.index), self._conv_rows, states.recurrent(states.cells, layer.index),
+            states.layout.state_elements, step.rows, step.cu_seqlens, *self._captures,
+            layer.num_key_heads, layer.num_value_heads, columns, step.step_tokens, layer.epsilon,
+        )  # fmt: skip
 
+    def convolve(self, workspace: DeltaWorkspace, projected: DeltaProjected) -> None:
+        layer, step = self.layer, self.step
+        heads = 2 * layer.num_key_heads + layer.num_value_heads + 1  # the last one: the gates
+        self._launch(
+            "delta_conv", (-(-heads // 4), -(-step.num_tokens // 16)), 128,
+            workspace.mixed, workspace.gates, *self._before_conv(projected),
+            self._conv_rows, self.states.layout.state_elements, step.rows, step.cu_seqlens, step.num_sequences,
+            layer.num_key_heads, layer.num_value_heads, step.step_tokens, layer.epsilon,
+        )  # fmt: skip
 
-def _scan(
-    device: Device,
-    reads: DeviceArray,
-    workspace: DeltaWorkspace,
-    layer: DeltaWeights,
-    states: DeltaStates,
-    step: DeltaStep,
-    stream: Stream | None,
-) -> None:
-    columns = 32 if layer.value_dim % 32 == 0 else 16
-    module = device.module("delta_prefill", {**defines(layer), "COLUMNS": columns})
-    args = (workspace.chunks, workspace.mixed, workspace.gates, step.chunks, layer.num_key_heads, layer.num_value_heads)
-    device.launch(module.kernel("delta_chunk"), (step.num_chunks, layer.num_value_heads), (256,), args, stream=stream)
-    args = (
-        reads, workspace.mixed, workspace.chunks,
-        states.recurrent(states.rows, layer.index), states.recurrent(states.cells, layer.index), states.layout.state_elements,
-        step.rows, step.chunks, step.cu_chunks, step.capture_cells, layer.num_key_heads, layer.num_value_heads,
-    )  # fmt: skip
-    grid = (layer.value_dim // columns, layer.num_value_heads, step.num_sequences)
-    device.launch(module.kernel("delta_scan"), grid, (4 * columns,), args, stream=stream)
+    def scan(self, reads: DeviceArray, workspace: DeltaWorkspace) -> None:
+        layer, states, step = self.layer, self.states, self.step
+        heads = (layer.num_key_heads, layer.num_value_heads)
+        self._launch(
+            "delta_prefill/delta_chunk", (step.num_chunks, layer.num_value_heads), 256,
+            workspace.chunks, workspace.mixed, workspace.gates, step.chunks, *heads,
+        )  # fmt: skip
+        columns = 32 if layer.value_dim % 32 == 0 else 16  # COLUMNS in delta_prefill.cu
+        self._launch(
+            "delta_prefill/delta_scan", (layer.value_dim // columns, layer.num_value_heads, step.num_sequences), 4 * columns,
+            reads, workspace.mixed, workspace.chunks,
+            states.recurrent(states.rows, layer.index), states.recurrent(states.cells, layer.index),
+            states.layout.state_elements, step.rows, step.chunks, step.cu_chunks, step.capture_cells, *heads,
+        )  # fmt: skip
 
+    def finish(self, out: DeviceArray, projected: DeltaProjected) -> None:
+        layer, states, step = self.layer, self.states, self.step
+        norm_blocks = -(-step.num_tokens * layer.num_value_heads // 8)
+        self._launch(
+            "delta_finish", (norm_blocks + step.num_sequences * -(-layer.channels // 256),), 256,
+            out, out, projected.gate, layer.output_norm, projected.raw,
+            self._conv_rows, states.conv(states.cells, layer.index), states.layout.state_elements,
+            step.rows, step.cu_seqlens, *self._captures,
+            step.num_tokens, step.num_sequences, layer.num_value_heads, layer.channels, norm_blocks, layer.epsilon,
+        )  # fmt: skip
 
-def _finish(
-    device: Device,
-    out: DeviceArray,
-    projected: DeltaProjected,
-    layer: DeltaWeights,
-    states: DeltaStates,
-    step: DeltaStep,
-    stream: Stream | None,
-) -> None:
-    norm_blocks = -(-step.num_tokens * layer.num_value_heads // 8)
-    args = (
-        out, out, projected.gate, layer.output_norm, projected.raw,
-        states.conv(states.rows, layer.index), states.conv(states.cells, layer.index), states.layout.state_elements,
-        step.rows, step.cu_seqlens, step.capture_tokens, step.capture_cells, step.cu_captures,
-        step.num_tokens, step.num_sequences, layer.num_value_heads, layer.channels, norm_blocks, layer.epsilon,
-    )  # fmt: skip
-    grid = (norm_blocks + step.num_sequences * -(-layer.channels // 256),)
-    device.launch(device.module("delta_finish", defines(layer)).kernel("delta_finish"), grid, (256,), args, stream=stream)
+    @property
+    def _conv_rows(self) -> DeviceArray | None:
+        return self.states.conv(self.states.rows, self.layer.index)
+
+    @property
+    def _captures(self) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+        return self.step.capture_tokens, self.step.capture_cells, self.step.cu_captures
+
+    def _before_conv(self, projected: DeltaProjected) -> tuple[DeviceArray, ...]:
+        layer = self.layer
+        return projected.raw, projected.beta, projected.alpha, layer.conv, layer.a, layer.dt_bias
+
+    def _launch(self, kernel: str, grid: Dim, threads: int, *args: Any) -> None:
+        """`kernel`: "source", or "source/kernel" where the names differ."""
+        layer = self.layer
+        defines = {
+            "KEY_DIM": layer.key_dim,
+            "VALUE_DIM": layer.value_dim,
+            "TAPS": layer.conv_kernel,
+            "GROUPED": int(layer.grouped_heads),
+        }
+        source, _, name = kernel.partition("/")
+        self.device.launch(self.device.module(source, defines).kernel(name or source), grid, (threads,), args, stream=self.stream)
