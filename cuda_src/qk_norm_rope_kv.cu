@@ -1,0 +1,94 @@
+// Between the projections and attention: RMS norm and partial rotation of each query and key head, keys and values into their pages.
+//
+// query[t][h] = rotated(norm(query[t][h])) in place; K and V pages of the token's position = rotated(norm(key)), value. The rotation
+// turns dimension j with j + rotary / 2 (NEOX) and leaves those from `rotary` on. The gate behind each query head stays.
+// Tokens of padding sequences (negative row) and beyond the last sequence touch nothing and get a zero row of `out`: the attention
+// kernels pass over them.
+//
+// Grid [T, ceil((H + 2 H_kv) / 4)], a warp a head: H query heads, then H_kv key heads, then H_kv value heads.
+#include "common.cuh"
+#include "half.cuh"
+#include "warp.cuh"
+
+#ifndef HEAD_DIM
+#define HEAD_DIM 128
+#endif
+#ifndef KV  // element of a page: __half or float
+#define KV __half
+#endif
+
+constexpr int HEADS = 4;                                 // of a block
+constexpr int LANE_DIMS = (HEAD_DIM + WARP - 1) / WARP;  // lane i has dimensions i, i + 32, ...
+
+// The live sequence of a token, or -1.
+__device__ __forceinline__ int live_sequence(const int* cu_seqlens, const int* rows, int num_sequences, int token) {
+  if (token >= cu_seqlens[num_sequences]) return -1;
+  int low = 0, high = num_sequences;  // cu_seqlens[low] <= token < cu_seqlens[high]
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (cu_seqlens[middle] <= token) low = middle;
+    else high = middle;
+  }
+  return rows[low] < 0 ? -1 : low;
+}
+
+// norm(head) * weight, rotated, into shared memory `to` and back into this lane's dimensions. One warp.
+__device__ __forceinline__ void norm_and_turn(float (&x)[LANE_DIMS], float* to, const float* weight, const float* cosines,
+                                              const float* sines, int half, float epsilon) {
+  const int lane = lane_index();
+  float squares = 0.f;
+#pragma unroll
+  for (int i = 0; i < LANE_DIMS; i++) squares += x[i] * x[i];
+  const float scale = 1.f / sqrtf(warp_sum(squares) / HEAD_DIM + epsilon);
+#pragma unroll
+  for (int i = 0; i < LANE_DIMS; i++)
+    if (const int d = i * WARP + lane; d < HEAD_DIM) to[d] = x[i] * scale * weight[d];
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < LANE_DIMS; i++) {
+    const int d = i * WARP + lane;
+    if (d >= HEAD_DIM) continue;
+    if (d < half) x[i] = to[d] * cosines[d] - to[d + half] * sines[d];
+    else if (d < 2 * half) x[i] = to[d] * cosines[d - half] + to[d - half] * sines[d - half];
+    else x[i] = to[d];
+  }
+}
+
+// query [T, H, query_stride], key and value [T, H_kv, D], norms [D], rope [T, half], pages: the slab, out [T, H, D].
+extern "C" __global__ void __launch_bounds__(128)
+qk_norm_rope_kv(float* __restrict__ query, const float* __restrict__ key, const float* __restrict__ value,
+                const float* __restrict__ query_norm, const float* __restrict__ key_norm, const float* __restrict__ rope_cos,
+                const float* __restrict__ rope_sin, KV* __restrict__ pages, const int* __restrict__ block_table,
+                const int* __restrict__ positions, const int* __restrict__ cu_seqlens, const int* __restrict__ rows,
+                float* __restrict__ out, int num_sequences, int num_heads, int num_kv_heads, int query_stride, int half, int table_width,
+                int page_tokens, i64 page_elements, i64 key_offset, i64 value_offset, float epsilon) {
+  __shared__ float normed[HEADS][HEAD_DIM];
+  const i64 token = blockIdx.x;
+  const int head = blockIdx.y * HEADS + warp_index(), lane = lane_index();
+  const int sequence = live_sequence(cu_seqlens, rows, num_sequences, blockIdx.x);
+  const bool is_query = head < num_heads, is_key = !is_query && head < num_heads + num_kv_heads;
+  if (head >= num_heads + 2 * num_kv_heads) return;
+  if (sequence < 0) {
+    for (int d = lane; is_query && d < HEAD_DIM; d += WARP) out[(token * num_heads + head) * HEAD_DIM + d] = 0.f;
+    return;
+  }
+  const int kv_head = head - num_heads - (is_key ? 0 : num_kv_heads);
+  const float* from = is_query ? query + (token * num_heads + head) * query_stride
+                               : (is_key ? key : value) + (token * num_kv_heads + kv_head) * HEAD_DIM;
+  float x[LANE_DIMS];
+#pragma unroll
+  for (int i = 0; i < LANE_DIMS; i++) x[i] = i * WARP + lane < HEAD_DIM ? from[i * WARP + lane] : 0.f;
+  if (is_query || is_key)
+    norm_and_turn(x, normed[warp_index()], is_query ? query_norm : key_norm, rope_cos + token * half, rope_sin + token * half, half,
+                  epsilon);
+
+  const int position = positions[token], page = is_query ? 0 : block_table[(i64)sequence * table_width + position / page_tokens];
+  const i64 in_page = ((i64)kv_head * page_tokens + position % page_tokens) * HEAD_DIM;
+#pragma unroll
+  for (int i = 0; i < LANE_DIMS; i++) {
+    const int d = i * WARP + lane;
+    if (d >= HEAD_DIM) continue;
+    if (is_query) query[(token * num_heads + head) * query_stride + d] = x[i];
+    else pages[page * page_elements + key_offset + (is_key ? 0 : value_offset) + in_page + d] = from_float<KV>(x[i]);
+  }
+}
