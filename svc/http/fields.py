@@ -3,7 +3,8 @@
 import math
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from svc.errors import RequestError
@@ -14,6 +15,16 @@ MAX_STOP_CHARS = 1000
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_BIAS_CHARS = 1000
+
+
+@contextmanager
+def blaming(param: str) -> Iterator[None]:
+    """Gives a RequestError that names no field this one."""
+    try:
+        yield
+    except RequestError as error:
+        error.param = error.param or param
+        raise
 
 
 def number(name: str, value: float | None, default: float, low: float, high: float) -> float:
@@ -39,6 +50,13 @@ def token_id(value: object, param: str, vocab_size: int) -> int:
     if not 0 <= value < vocab_size:
         raise RequestError(f"{param} is {shown(value)}, not a token of the vocabulary (0 to {vocab_size - 1}).", param=param)
     return value
+
+
+def token_ids(values: list[int], param: str, vocab_size: int) -> list[int]:
+    """`token_id` for a whole list, which may be long."""
+    if values and min(values) >= 0 and max(values) < vocab_size:
+        return values
+    return [token_id(value, f"{param}[{index}]", vocab_size) for index, value in enumerate(values)]
 
 
 def token_count(name: str, value: int | None, default: int | None) -> int | None:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from svc.errors import RequestError
-from svc.http.fields import shown, token_id
+from svc.http.fields import blaming, shown, token_id, token_ids
 from svc.http.options import Vocabulary
 from svc.http.text.chat_template import PromptTokens
+from svc.http.text.prompt_limit import PromptLimit
 from svc.http.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 128
@@ -24,36 +25,43 @@ def check_number(prompts: Sequence[object]) -> None:
         raise RequestError(f"prompt has {len(prompts)} prompts; at most {MAX_PROMPTS} are allowed.", param="prompt")
 
 
-async def encode_prompts(prompts: Sequence[NamedPrompt], vocabulary: Vocabulary) -> list[PromptTokens]:
-    """The prompts as token ids. Control tokens spelled in a text are control tokens: a raw prompt is its author's business."""
+def encode_prompts(prompts: Sequence[NamedPrompt], vocabulary: Vocabulary, context_tokens: int) -> list[PromptTokens]:
+    """The prompts as token ids, each at least one and at most `context_tokens`; RequestError names the one at fault.
+
+    Control tokens spelled in a text are control tokens: a raw prompt is its author's business.
+    """
     encoded = []
     for prompt in prompts:
-        ids = await _encode(prompt, vocabulary)
+        with blaming(prompt.param):
+            ids = _encode(prompt, vocabulary, PromptLimit(context_tokens, prompt.param))
         if not ids:
             raise RequestError(f"{prompt.param} is empty.", param=prompt.param)
         encoded.append(PromptTokens(ids, ()))
     return encoded
 
 
-async def _encode(prompt: NamedPrompt, vocabulary: Vocabulary) -> list[int]:
+def _encode(prompt: NamedPrompt, vocabulary: Vocabulary, limit: PromptLimit) -> list[int]:
     """A text at the beginning gets the token that begins texts, if the model has one; token ids are taken as they are."""
     tokenizer = vocabulary.tokenizer
-    if isinstance(prompt.raw, str):
-        return _begun(await tokenizer.encode_async(prompt.raw, parse_special=True), tokenizer)
+    parts = [prompt.raw] if isinstance(prompt.raw, str) else prompt.raw
+    limit.check(sum(tokenizer.min_tokens(part) if isinstance(part, str) else 1 for part in parts))
+    if set(map(type, parts)) == {int}:
+        return token_ids([part for part in parts if isinstance(part, int)], prompt.param, vocabulary.size)
     ids: list[int] = []
-    for index, part in enumerate(prompt.raw):
+    for index, part in enumerate(parts):
         param = f"{prompt.param}[{index}]"
         if isinstance(part, str):
-            encoded = await tokenizer.encode_async(part, parse_special=True)
-            ids += encoded if index else _begun(encoded, tokenizer)
+            limit.extend(ids, tokenizer.encode_parts(part, parse_special=True))
+            if index == 0:
+                _begin(ids, tokenizer)
         elif isinstance(part, bool) or not isinstance(part, int):
             raise RequestError(f"{param} must be a token id or a text, not {shown(part)}.", param=param)
         else:
             ids.append(token_id(part, param, vocabulary.size))
+    limit.check(len(ids))
     return ids
 
 
-def _begun(ids: list[int], tokenizer: Tokenizer) -> list[int]:
+def _begin(ids: list[int], tokenizer: Tokenizer) -> None:
     if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
-        return [tokenizer.bos_id, *ids]
-    return ids
+        ids.insert(0, tokenizer.bos_id)

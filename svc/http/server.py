@@ -10,6 +10,7 @@ from svc.errors import ConfigError
 from svc.http.access import API_KEYS, CORS, ApiKeys, CorsPolicy, add_cors_headers, with_key, with_preflight
 from svc.http.errors import BODY_LIMIT
 from svc.http.middleware import add_headers, with_errors, with_scope
+from svc.http.off_loop import TEXT_THREADS, TextThreads
 from svc.http.routes import add_routes
 from svc.http.service import DOOR, LOGGER, METRICS, Door, Readiness
 from svc.log import Logger
@@ -20,7 +21,7 @@ CLOSE_S = 5.0  # what handlers get to write their last words at the end; the eng
 
 
 class HttpServer:
-    """One listening port. Owner of aiohttp's runner."""
+    """One listening port. Owner of aiohttp's runner and of the threads for large requests."""
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class HttpServer:
         metrics.follow_readiness(lambda: door.readiness.value, [state.value for state in Readiness])
         app[DOOR], app[METRICS], app[LOGGER], app[BODY_LIMIT] = door, metrics, logger, max_body_bytes
         app[CORS] = CorsPolicy(cors_origins)
+        self._threads = app[TEXT_THREADS] = TextThreads()
         if keys is not None:
             app[API_KEYS] = keys
         app.on_response_prepare.extend((add_headers, add_cors_headers))
@@ -64,6 +66,7 @@ class HttpServer:
     async def stop(self) -> None:
         """Closes the port, lets handlers finish for a moment, ends the rest."""
         await self._runner.cleanup()
+        self._threads.close()
 
 
 class _NoTracebacks(logging.Filter):

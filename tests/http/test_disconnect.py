@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from svc.http.off_loop import INLINE_BYTES
 from svc.http.text.chat_template import PromptTokens
 from svc.slots.events import FinishReason
 from tests.fakes.fake_engine import FakeEngine, FakeSequence
@@ -108,28 +111,26 @@ async def test_cut_inside_the_body() -> None:
 
 async def test_cut_while_the_prompt_is_encoded() -> None:
     """A long prompt is encoded off the loop; a client that leaves meanwhile never reaches the engine."""
+    entered, left = threading.Event(), threading.Event()
 
-    class Waiting:
-        def __init__(self) -> None:
-            self.entered, self.cancelled = asyncio.Event(), asyncio.Event()
-
-        async def encode_chat_async(self, *args: Any, **kwargs: Any) -> PromptTokens:
-            self.entered.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                self.cancelled.set()
-            raise AssertionError
+    def template(messages: Any, **_: Any) -> PromptTokens:
+        entered.set()
+        assert left.wait(PATIENCE_S)
+        return PromptTokens([1], ())
 
     async with asyncio.timeout(PATIENCE_S), serving(FakeEngine(), loaded=False) as at:
-        template = Waiting()
         service = service_of(at.engine, at.metrics)
-        object.__setattr__(service, "template", template)
+        object.__setattr__(service, "template", SimpleNamespace(encode_chat=template))
         at.door.open(service)
         async with socket_to(at) as (_, writer):
-            writer.write(request_bytes("/v1/chat/completions", CHAT))
-            await template.entered.wait()
-        await template.cancelled.wait()
+            writer.write(request_bytes("/v1/chat/completions", CHAT | {"padding": "x" * INLINE_BYTES}))
+            while not entered.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        while not at.log_lines():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        left.set()
+        assert at.log_lines()[0]["status"] == 499
+        assert (await at.get("/v1/models"))[0] == 200
         assert at.engine.sequences == []
 
 

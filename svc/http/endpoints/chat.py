@@ -8,9 +8,11 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from svc.errors import RequestError
+from svc.http.fields import blaming
 from svc.http.generation import Answer, Generation, Piece
 from svc.http.logprobs import chat_logprobs
 from svc.http.middleware import scope_of
+from svc.http.off_loop import TEXT_THREADS
 from svc.http.options import GenerationOptions, chat_options
 from svc.http.reply import json_response, reply
 from svc.http.schema import (
@@ -27,24 +29,38 @@ from svc.http.schema import (
     decode,
 )
 from svc.http.service import DOOR, Service
-from svc.http.text.chat_template import ChatTemplate
+from svc.http.text.chat_template import ChatTemplate, PromptTokens
+from svc.http.text.prompt_limit import PromptLimit
 from svc.slots.events import TokenEvent
 
 
 async def create(request: web.Request) -> web.StreamResponse:
     service = request.app[DOOR].service
-    body = decode(ChatIn, await request.read())
-    service.check_model(body.model)
-    options = chat_options(body, service.vocabulary)
-    prompt = await _template(service).encode_chat_async(body.messages, **_rendering(body))
+    raw = await request.read()
+    options, prompt = await request.app[TEXT_THREADS].run(len(raw), _prepare, service, raw)
     generation = Generation(service, f"chatcmpl-{uuid.uuid4().hex}", [prompt], options, scope_of(request).arrival_s)
     return await reply(request, service, generation, ChatDialect(service, generation))
+
+
+def _prepare(service: Service, raw: bytes) -> tuple[GenerationOptions, PromptTokens]:
+    body = decode(ChatIn, raw)
+    service.check_model(body.model)
+    options = chat_options(body, service.vocabulary)
+    limit = PromptLimit(service.engine.context_tokens, "messages")
+    with blaming("messages"):
+        return options, _template(service).encode_chat(body.messages, limit=limit, **_rendering(body))
 
 
 async def apply_template(request: web.Request) -> web.Response:
     """POST /apply-template: the prompt that the conversation makes, as text, to be looked at or sent to /completion."""
     service = request.app[DOOR].service
-    body = decode(ApplyTemplateIn, await request.read())
+    raw = await request.read()
+    return await request.app[TEXT_THREADS].run(len(raw), _apply_template, service, raw)
+
+
+def _apply_template(service: Service, raw: bytes) -> web.Response:
+    body = decode(ApplyTemplateIn, raw)
+    PromptLimit(service.engine.context_tokens, "messages").check(len(body.messages))
     return json_response(ApplyTemplateOut(_template(service).render(body.messages, **_rendering(body))))
 
 

@@ -10,6 +10,7 @@ from svc.errors import RequestError
 from svc.http.generation import Answer, Generation, Piece
 from svc.http.logprobs import CompletionLogprobs
 from svc.http.middleware import scope_of
+from svc.http.off_loop import TEXT_THREADS
 from svc.http.options import GenerationOptions, completion_options
 from svc.http.prompts import NamedPrompt, check_number, encode_prompts
 from svc.http.reply import reply
@@ -21,17 +22,24 @@ from svc.http.schema import (
     decode,
 )
 from svc.http.service import DOOR, Service
+from svc.http.text.chat_template import PromptTokens
 from svc.slots.events import TokenEvent
 
 
 async def create(request: web.Request) -> web.StreamResponse:
     service = request.app[DOOR].service
-    body = decode(CompletionIn, await request.read())
+    raw = await request.read()
+    options, prompts, echo = await request.app[TEXT_THREADS].run(len(raw), _prepare, service, raw)
+    generation = Generation(service, f"cmpl-{uuid.uuid4().hex}", prompts, options, scope_of(request).arrival_s)
+    return await reply(request, service, generation, CompletionDialect(service, generation, echo=echo))
+
+
+def _prepare(service: Service, raw: bytes) -> tuple[GenerationOptions, list[PromptTokens], bool]:
+    body = decode(CompletionIn, raw)
     service.check_model(body.model)
     options = completion_options(body, service.vocabulary)
-    prompts = await encode_prompts(_split(body.prompt), service.vocabulary)
-    generation = Generation(service, f"cmpl-{uuid.uuid4().hex}", prompts, options, scope_of(request).arrival_s)
-    return await reply(request, service, generation, CompletionDialect(service, generation, echo=bool(body.echo)))
+    prompts = encode_prompts(_split(body.prompt), service.vocabulary, service.engine.context_tokens)
+    return options, prompts, bool(body.echo)
 
 
 def _split(prompt: str | list[str | int | list[int]]) -> list[NamedPrompt]:
@@ -41,10 +49,10 @@ def _split(prompt: str | list[str | int | list[int]]) -> list[NamedPrompt]:
     if not prompt:
         raise RequestError("prompt must not be an empty list.", param="prompt")
     kind = type(prompt[0])
-    for index, item in enumerate(prompt):
-        if type(item) is not kind:
-            param = f"prompt[{index}]"
-            raise RequestError(f"{param}: strings, token ids and lists of token ids cannot be mixed in one prompt.", param=param)
+    if set(map(type, prompt)) != {kind}:
+        index = next(index for index, item in enumerate(prompt) if type(item) is not kind)
+        param = f"prompt[{index}]"
+        raise RequestError(f"{param}: strings, token ids and lists of token ids cannot be mixed in one prompt.", param=param)
     if kind is int:
         return [NamedPrompt("prompt", [item for item in prompt if isinstance(item, int)])]
     check_number(prompt)
@@ -96,7 +104,7 @@ class CompletionDialect:
     # -- both -------------------------------------------------------------------------------------------------------------------
     def _of(self, answer: Answer) -> "_Progress":
         if answer.index not in self._progress:
-            echoed = self._service.tokenizer.decode(answer.prompt.ids) if self._echo else ""
+            echoed = self._service.tokenizer.decode_known(answer.prompt.ids) if self._echo else ""
             logprobs = CompletionLogprobs(self._service.tokenizer) if self._options.logprobs else None
             self._progress[answer.index] = _Progress(echoed, logprobs)
         return self._progress[answer.index]

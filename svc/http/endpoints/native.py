@@ -14,11 +14,13 @@ from svc.http.generation import Answer, Generation, Piece
 from svc.http.logprobs import native_probabilities
 from svc.http.middleware import scope_of
 from svc.http.native_schema import SAMPLERS, NativeOut, NativePieceOut, NativeProbabilityOut, SettingsOut
+from svc.http.off_loop import TEXT_THREADS
 from svc.http.options import GenerationOptions, native_options
 from svc.http.prompts import NamedPrompt, check_number, encode_prompts
 from svc.http.reply import reply
 from svc.http.schema import JsonObject, NativeIn, decode
 from svc.http.service import DOOR, Service
+from svc.http.text.chat_template import PromptTokens
 from svc.slots.events import TokenEvent
 
 NO_SLOT = -1  # which seat an answer gets is the scheduler's business, and may change on the way
@@ -26,12 +28,17 @@ NO_SLOT = -1  # which seat an answer gets is the scheduler's business, and may c
 
 async def create(request: web.Request) -> web.StreamResponse:
     service = request.app[DOOR].service
-    body = decode(NativeIn, await request.read())
-    service.check_model(body.model)
-    options = native_options(body, service.vocabulary)
-    prompts = await encode_prompts(_split(body.prompt), service.vocabulary)
+    raw = await request.read()
+    body, options, prompts = await request.app[TEXT_THREADS].run(len(raw), _prepare, service, raw)
     generation = Generation(service, f"completion-{uuid.uuid4().hex}", prompts, options, scope_of(request).arrival_s)
     return await reply(request, service, generation, NativeDialect(service, generation, body))
+
+
+def _prepare(service: Service, raw: bytes) -> tuple[NativeIn, GenerationOptions, list[PromptTokens]]:
+    body = decode(NativeIn, raw)
+    service.check_model(body.model)
+    options = native_options(body, service.vocabulary)
+    return body, options, encode_prompts(_split(body.prompt), service.vocabulary, service.engine.context_tokens)
 
 
 def settings(service: Service, options: GenerationOptions, *, ignore_eos: bool) -> SettingsOut:
@@ -116,7 +123,7 @@ class NativeDialect:
     def _end(self, answer: Answer, text: str, tokens: list[TokenEvent]) -> object:
         """The whole answer, or the last event of its stream."""
         assert answer.finished is not None
-        usage, tokenizer = answer.finished.usage, self._service.tokenizer
+        usage = answer.finished.usage
         out = NativeOut(
             index=answer.index,
             content=text,
@@ -127,7 +134,7 @@ class NativeDialect:
             tokens_predicted=usage.completion_tokens,
             tokens_evaluated=usage.prompt_tokens,
             generation_settings=self._settings,
-            prompt=tokenizer.decode(token for token in answer.prompt.ids if token < tokenizer.vocab_size),
+            prompt=self._service.tokenizer.decode_known(answer.prompt.ids),
             has_new_line=answer.has_new_line,
             truncated=self._truncated(answer),
             stop_type=answer.stop_type,

@@ -2,17 +2,30 @@
 
 from aiohttp import web
 
-from svc.http.fields import token_id
+from svc.errors import RequestError
+from svc.http.fields import blaming, token_ids
+from svc.http.off_loop import TEXT_THREADS
 from svc.http.reply import json_response
 from svc.http.schema import DetokenizeIn, DetokenizeOut, TokenizeIn, TokenizeOut, TokenPieceOut, decode
 from svc.http.service import DOOR
 from svc.http.text.tokenizer import Tokenizer
 
+MAX_TOKENIZE_CHARS = 2**22  # more than any context holds; about a second of work
+
 
 async def tokenize(request: web.Request) -> web.Response:
     tokenizer = request.app[DOOR].service.tokenizer
-    body = decode(TokenizeIn, await request.read())
-    ids = await tokenizer.encode_async(body.content, parse_special=body.parse_special)
+    raw = await request.read()
+    return await request.app[TEXT_THREADS].run(len(raw), _tokenize, tokenizer, raw)
+
+
+def _tokenize(tokenizer: Tokenizer, raw: bytes) -> web.Response:
+    body = decode(TokenizeIn, raw)
+    if len(body.content) > MAX_TOKENIZE_CHARS:
+        message = f"content has {len(body.content)} characters; at most {MAX_TOKENIZE_CHARS} are tokenized in one request."
+        raise RequestError(message, param="content", code="content_too_long")
+    with blaming("content"):
+        ids = tokenizer.encode(body.content, parse_special=body.parse_special)
     if body.add_special and tokenizer.add_bos and tokenizer.bos_id is not None:
         ids.insert(0, tokenizer.bos_id)
     return json_response(TokenizeOut([_piece(tokenizer, token) for token in ids] if body.with_pieces else ids))
@@ -20,8 +33,12 @@ async def tokenize(request: web.Request) -> web.Response:
 
 async def detokenize(request: web.Request) -> web.Response:
     tokenizer = request.app[DOOR].service.tokenizer
-    body = decode(DetokenizeIn, await request.read())
-    ids = [token_id(value, f"tokens[{index}]", tokenizer.vocab_size) for index, value in enumerate(body.tokens)]
+    raw = await request.read()
+    return await request.app[TEXT_THREADS].run(len(raw), _detokenize, tokenizer, raw)
+
+
+def _detokenize(tokenizer: Tokenizer, raw: bytes) -> web.Response:
+    ids = token_ids(decode(DetokenizeIn, raw).tokens, "tokens", tokenizer.vocab_size)
     return json_response(DetokenizeOut(tokenizer.decode(ids)))
 
 

@@ -5,6 +5,7 @@ marker character inside whatever could spell a control token; the rendered text 
 (the template's own), and the marker is taken out of the text between them.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,10 +15,12 @@ from typing import Any
 from svc.errors import ModelFileError, RequestError
 from svc.http.text.control_guard import ControlGuard, Marker, absent_character, mapped, strings
 from svc.http.text.messages import Message, normalise_messages, normalise_tools, plain_json
+from svc.http.text.prompt_limit import PromptLimit
 from svc.http.text.template_env import TemplateRefusal, template_environment
 from svc.http.text.tokenizer import Tokenizer
 from svc.memory.placement import Boundary, BoundaryKind
 
+_UNLIMITED = PromptLimit(sys.maxsize, "messages")
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"})
 
 
@@ -79,25 +82,13 @@ class ChatTemplate:
         add_generation_prompt: bool,
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
+        limit: PromptLimit | None = None,
     ) -> PromptTokens:
-        """Token ids of the conversation and where its messages begin. Errors as in `render`. Holds the GIL throughout."""
+        """Token ids of the conversation and where its messages begin. Errors as in `render`, and those of `limit`."""
+        if limit:
+            limit.check(len(messages))
         pieces = self._pieces(messages, tools, add_generation_prompt, continue_final_message, kwargs)
-        encode = self._tokenizer.encode
-        ids = [[piece] if isinstance(piece, int) else encode(piece, parse_special=False) for piece in pieces]
-        return self._assemble(pieces, ids)
-
-    async def encode_chat_async(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool,
-        continue_final_message: bool = False,
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> PromptTokens:
-        """`encode_chat` for the event loop: renders at once, encodes long texts in a thread without the GIL."""
-        pieces = self._pieces(messages, tools, add_generation_prompt, continue_final_message, kwargs)
-        return self._assemble(pieces, await self._tokenizer.encode_pieces_async(pieces))
+        return self._encode(pieces, limit or _UNLIMITED)
 
     def _pieces(
         self,
@@ -173,18 +164,19 @@ class ChatTemplate:
             message = f"the chat template failed on these messages: {type(error).__name__}: {error}"
         raise RequestError(marker.taken_out_of(message) if marker else message, param="messages")
 
-    def _assemble(self, pieces: list[int | str], encoded: list[list[int]]) -> PromptTokens:
+    def _encode(self, pieces: list[int | str], limit: PromptLimit) -> PromptTokens:
         tokenizer = self._tokenizer
+        limit.check(sum(1 if isinstance(piece, int) else tokenizer.min_tokens(piece) for piece in pieces))
         ids: list[int] = []
         if tokenizer.add_bos and tokenizer.bos_id is not None and pieces[0] != tokenizer.bos_id:
             ids.append(tokenizer.bos_id)
         starts: list[int] = []
         opens_system: list[bool] = []
-        for n, (piece, part) in enumerate(zip(pieces, encoded, strict=True)):
+        for n, piece in enumerate(pieces):
             if self._headers and piece == self._headers.token:
                 starts.append(len(ids))
                 opens_system.append(self._headers.opens_system(pieces[n + 1] if n + 1 < len(pieces) else ""))
-            ids += part
+            limit.extend(ids, [[piece]] if isinstance(piece, int) else tokenizer.encode_parts(piece, parse_special=False))
         return PromptTokens(ids, tuple(_boundaries(starts, opens_system)))
 
 

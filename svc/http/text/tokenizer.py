@@ -3,21 +3,23 @@
 No Unicode normalisation: what is encoded is what was written, and decoding gives it back byte for byte.
 """
 
-import asyncio
 import enum
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import tokenizers
 from tokenizers.models import BPE
 
 from svc.errors import ModelFileError, RequestError
-from svc.http.text.pretokenize import PATTERNS, byte_alphabet, pre_tokenizer
+from svc.http.text.pretokenize import PATTERNS, WORD_START, byte_alphabet, pre_tokenizer
 from svc.http.text.unicode import well_formed
 
 _KEY = "tokenizer.ggml."
-_INLINE_CHARS = 1000  # about 0.6 ms of encoding: less than handing it to a thread and back is worth
+_SHORT_CHARS = 1000  # encoded with the GIL held: letting it go costs more than the 0.3 ms
+_SLICE_CHARS = 2**15  # encoded at once: the library takes about 150 bytes of memory for one of text
+_MAX_UNCUT_CHARS = 2**18  # of spaces, say, or of one word: beyond it the library gets slow, and at ten million it panics
 _END_TOKENS = ("<|im_end|>", "<|endoftext|>")  # end an answer whatever the file's eos_token_id says
 
 
@@ -65,6 +67,8 @@ class Tokenizer:
         user_defined = self._of_type(TokenType.USER_DEFINED)
         self._bpe = _bpe(self._ids, merges, pre, user_defined)
         self._added = _any_of(_decisive(list(self.control_tokens), list(user_defined)))
+        self._uncuttable = [(text, cut.start()) for text in user_defined for cut in WORD_START.finditer(text)]
+        self._longest = max(map(len, self._bytes), default=1) or 1
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
@@ -102,36 +106,25 @@ class Tokenizer:
         return len(self._tokens)
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
-        """Token ids of `text`, without BOS. Lone surrogates become U+FFFD. Holds the GIL: about 0.5 us a character."""
-        ids: list[int] = []
-        for piece in self._pieces(text, parse_special):
-            if isinstance(piece, int):
-                ids.append(piece)
-            else:
-                ids += self._encode_plain(piece)
-        return ids
+        """Token ids of `text`, without BOS. Lone surrogates become U+FFFD. RequestError for more than a quarter of a million
+        characters in which no word ends.
+        """
+        return list(chain.from_iterable(self.encode_parts(text, parse_special=parse_special)))
 
-    async def encode_async(self, text: str, *, parse_special: bool) -> list[int]:
-        """`encode` for the event loop: long text is encoded in a thread that does not hold the GIL."""
-        return [i for part in await self.encode_pieces_async(self._pieces(text, parse_special)) for i in part]
+    def encode_parts(self, text: str, *, parse_special: bool) -> Iterator[list[int]]:
+        """`encode` part by part, at most some ten thousand ids each: what is not asked for any more is not encoded.
 
-    async def encode_pieces_async(self, pieces: list[int | str]) -> list[list[int]]:
-        """Ids of each piece: a token id is itself, a text is encoded without control tokens."""
-        encoded: list[list[int]] = []
-        num_inline = 0
-        for piece in pieces:
+        About 0.25 us a character; the GIL is free during most of a long text.
+        """
+        for piece in self.split_control(text) if parse_special else [text]:
             if isinstance(piece, int):
-                encoded.append([piece])
-            elif len(piece) > _INLINE_CHARS:
-                result = await self._bpe.async_encode(well_formed(piece), add_special_tokens=False)
-                encoded.append(result.ids)
+                yield [piece]
             else:
-                encoded.append(self._encode_plain(piece))
-                num_inline += len(piece)
-                if num_inline > _INLINE_CHARS:  # many short pieces must not hold the loop either
-                    num_inline = 0
-                    await asyncio.sleep(0)
-        return encoded
+                yield from map(self._encode_plain, self._slices(piece))
+
+    def min_tokens(self, text: str) -> int:
+        """What `text` has at least, known by its length alone."""
+        return -(-len(text) // self._longest)
 
     def split_control(self, text: str) -> list[int | str]:
         """Cut `text` at the control tokens spelled in it: their ids, and the non-empty texts between them, in order."""
@@ -151,8 +144,12 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, show_control: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD. RequestError for an id that is not in the vocabulary."""
-        parts = [self.token_bytes(i) for i in ids if show_control or not self.is_control(i)]
-        return b"".join(parts).decode("utf-8", "replace")
+        return _text(self.token_bytes(i) for i in ids if show_control or not self.is_control(i))
+
+    def decode_known(self, ids: Sequence[int]) -> str:
+        """`decode` of ids that the model takes: one beyond the vocabulary (a row that only pads the embedding) has no text."""
+        known = self.num_tokens
+        return _text(map(self._bytes.__getitem__, ids if max(ids, default=0) < known else [i for i in ids if i < known]))
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to the text; empty for an unused one. RequestError for an id that is not in the vocabulary."""
@@ -174,11 +171,35 @@ class Tokenizer:
         """`token_bytes` of every id as one list, control tokens empty unless `show_control`. Not to be changed."""
         return self._bytes if show_control else self._bytes_without_control
 
-    def _pieces(self, text: str, parse_special: bool) -> list[int | str]:
-        return self.split_control(text) if parse_special else [text]
+    def _slices(self, text: str) -> Iterator[str]:
+        """`text` in parts that encode by themselves to what they are in the whole."""
+        start = 0
+        while len(text) - start > _SLICE_CHARS:
+            cuts = (cut.start() for cut in WORD_START.finditer(text, start + _SLICE_CHARS))
+            end = next((cut for cut in cuts if not self._in_user_defined(text, cut)), len(text))
+            if end - start > _MAX_UNCUT_CHARS:
+                raise RequestError(f"the text has more than {_MAX_UNCUT_CHARS} characters in which no word ends")
+            yield text[start:end]
+            start = end
+        if start < len(text):
+            yield text[start:]
+
+    def _in_user_defined(self, text: str, cut: int) -> bool:
+        """Whether a user-defined token lies across `cut`."""
+        return any(text.startswith(token, cut - n) for token, n in self._uncuttable if cut >= n)
 
     def _encode_plain(self, text: str) -> list[int]:
-        return self._bpe.encode(well_formed(text), add_special_tokens=False).ids
+        text = well_formed(text)
+        try:
+            if len(text) <= _SHORT_CHARS:
+                ids: list[int] = self._bpe.encode(text, add_special_tokens=False).ids
+            else:
+                ids = self._bpe.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # the library's Rust code gave up; the class cannot be imported
+                raise
+            raise RequestError("the text cannot be tokenized") from error
+        return ids
 
     def _of_type(self, kind: TokenType) -> dict[str, int]:
         return {text: i for i, text in enumerate(self._tokens) if self._types[i] == kind and text}
@@ -187,6 +208,10 @@ class Tokenizer:
         if 0 <= token_id < len(self._tokens):
             return token_id
         raise RequestError(f"token id {token_id} is not in the vocabulary of {len(self._tokens)} tokens")
+
+
+def _text(parts: Iterable[bytes]) -> str:
+    return b"".join(parts).decode("utf-8", "replace")
 
 
 def _bpe(vocab: dict[str, int], merges: list[tuple[str, str]], pre: str, user: dict[str, int]) -> tokenizers.Tokenizer:

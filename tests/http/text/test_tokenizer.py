@@ -1,7 +1,7 @@
 """The tokenizer against published vectors and two other implementations."""
 
-import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tokenizers.models import BPE
 from svc.errors import ModelFileError, RequestError
 from svc.http.text.pretokenize import pre_tokenizer
 from svc.http.text.tokenizer import Tokenizer
+from svc.http.text.unicode import well_formed
 
 VOCAB = Path(__file__).parents[2] / "data" / "vocab"
 
@@ -99,24 +100,103 @@ def test_overlapping_added_tokens_are_found_as_the_library_finds_them(overlappin
     assert ours.encode(text, parse_special=True) == library.encode(text, add_special_tokens=False).ids
 
 
-def test_long_text_encodes_the_same_off_the_loop(tokenizer: Tokenizer) -> None:
-    """`encode_async` gives the ids of `encode` for short, long and many-piece text."""
-    for text in ("", "short", "word é 漢 " * 500, "<|im_start|>user\nhi there, all of you\n<|im_end|>\n" * 100):
-        for parse_special in (False, True):
-            expected = tokenizer.encode(text, parse_special=parse_special)
-            assert asyncio.run(tokenizer.encode_async(text, parse_special=parse_special)) == expected
+_UNITS = [
+    "a",
+    "Z",
+    "1",
+    "٣",
+    " ",
+    "  ",
+    "\n",
+    "\r\n",
+    "\t",
+    "\u3000",
+    "\u180e",
+    "\x1c",
+    "\x85",
+    "é",
+    "e\u0301",
+    "\u0301",
+    "漢",
+    "か",
+    "ヶ",
+    "。",
+]
+_UNITS += ["'s", "'", ".", "!?", "_", "<think>", "🙂", "\ud83d", "\ude42", "\u200b", "а", "ب", "<|im_end|>", "x 1", "x\ny"]
 
 
-@pytest.mark.parametrize("text", ["many words " * 20_000, "<|im_start|>user\nhi\n<|im_end|>\n" * 1000])
-async def test_the_loop_goes_on_during_a_long_encoding(tokenizer: Tokenizer, text: str) -> None:
-    """While one long text or very many short ones are encoded, other tasks of the loop run."""
-    task = asyncio.ensure_future(tokenizer.encode_async(text, parse_special=True))
-    turns = 0
-    while not task.done():
-        await asyncio.sleep(0)
+@pytest.fixture(scope="module", params=["qwen2", "qwen35"])
+def spaced(request: pytest.FixtureRequest, metadata: Any) -> Tokenizer:
+    """A vocabulary with user-defined tokens in which a word begins."""
+    values = metadata("tiny", request.param)
+    changed = {"<|box_start|>": "x 1", "<|box_end|>": "x\ny"}
+    tokens, types = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
+    types = [4 if text in changed else kind for text, kind in zip(tokens, types, strict=True)]
+    tokens = [changed.get(text, text) for text in tokens]
+    return Tokenizer.from_metadata(values | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types})
+
+
+@settings(deadline=None, max_examples=400)
+@given(units=st.lists(st.sampled_from(_UNITS) | st.characters(), max_size=40), slice_chars=st.integers(1, 6))
+def test_slices_encode_to_what_they_are_in_the_whole(spaced: Tokenizer, units: list[str], slice_chars: int) -> None:
+    """However short its slices, a text has the ids that the library gives the whole text at once."""
+    text = "".join(units)
+    whole = spaced._bpe.encode(well_formed(text), add_special_tokens=False).ids
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("svc.http.text.tokenizer._SLICE_CHARS", slice_chars)
+        assert [i for part in spaced.encode_parts(text, parse_special=False) for i in part] == whole
+        slices = list(spaced._slices(text))
+    assert "".join(slices) == text
+    assert all(slices)
+
+
+def test_long_text_comes_in_parts(tokenizer: Tokenizer) -> None:
+    """So that whoever has enough need not pay for the rest; prose, base64 and Chinese without a space have places to cut."""
+    for text in ("many words " * 20_000, "QUJD0a9/" * 30_000, "漢字仮名。" * 40_000, "line\n" * 40_000):
+        parts = list(tokenizer.encode_parts(text, parse_special=True))
+        assert len(parts) > 4
+        assert tokenizer.decode([i for part in parts for i in part]) == text
+        assert tokenizer.min_tokens(text) <= sum(map(len, parts))
+
+
+@pytest.mark.parametrize("unit", [" ", "x", "=", "\n"])
+def test_text_without_a_place_to_cut(tokenizer: Tokenizer, unit: str) -> None:
+    """Eleven million spaces made the library panic: what is too long to be encoded at once is refused and not tried."""
+    assert tokenizer.decode(tokenizer.encode(unit * 40_000, parse_special=True)) == unit * 40_000
+    with pytest.raises(RequestError, match="262144 characters in which no word ends"):
+        tokenizer.encode("a " + unit * 11_000_000, parse_special=True)
+
+
+def test_a_panic_of_the_library_is_the_requests_fault(metadata: Any) -> None:
+    """Its class is no Exception, so that nobody else would catch it; what does not come from the library goes on its way."""
+    tokenizer = Tokenizer.from_metadata(metadata("tiny", "qwen35"))
+
+    class PanicException(BaseException):
+        pass
+
+    class Broken:
+        def __init__(self, error: type[BaseException]) -> None:
+            self._error = error
+
+        def encode(self, text: str, **_: Any) -> None:
+            raise self._error
+
+    for error, seen in ((PanicException, RequestError), (KeyboardInterrupt, KeyboardInterrupt)):
+        tokenizer._bpe = Broken(error)  # type: ignore[assignment]
+        with pytest.raises(seen):
+            tokenizer.encode("a", parse_special=True)
+
+
+def test_other_threads_run_during_a_long_encoding(tokenizer: Tokenizer) -> None:
+    """The library holds the interpreter only between slices, so that another thread gets its turns."""
+    began, turns = threading.Event(), 0
+    encoding = threading.Thread(target=lambda: (began.set(), tokenizer.encode("many words " * 50_000, parse_special=True)))
+    encoding.start()
+    began.wait()
+    while encoding.is_alive():
+        encoding.join(0.001)
         turns += 1
     assert turns > 5
-    assert len(task.result()) > 5000
 
 
 def test_of_equal_tokens_the_first_is_encoded(metadata: Any) -> None:
@@ -136,7 +216,7 @@ def test_of_equal_tokens_the_first_is_encoded(metadata: Any) -> None:
 def test_hostile_strings_encode(tokenizer: Tokenizer, text: str, shown: str) -> None:
     """Lone surrogates become U+FFFD and split pairs are joined; control and private-use characters are ordinary text."""
     assert tokenizer.decode(tokenizer.encode(text, parse_special=True)) == shown
-    assert tokenizer.decode(asyncio.run(tokenizer.encode_async(text + " " * 2000, parse_special=False))) == shown + " " * 2000
+    assert tokenizer.decode(tokenizer.encode(text + " " * 2000, parse_special=False)) == shown + " " * 2000
 
 
 def test_ids_that_do_not_exist_are_the_requests_fault(tokenizer: Tokenizer) -> None:

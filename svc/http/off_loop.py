@@ -1,0 +1,46 @@
+"""Threads for the text work of large requests: decoding, rendering and tokenizing them would stop every stream.
+
+Owner of both threads: the HttpServer.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from aiohttp import web
+
+INLINE_BYTES = 2048  # up to here the work takes about a millisecond, little more than handing it over
+LONG_BYTES = 2**18
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TextThreads:
+    """One thread for long texts and one for the others, which need not wait behind them.
+
+    One each, not more: what tokenizing takes in memory and processor time is then bounded, whatever comes in at once.
+    """
+
+    def __init__(self) -> None:
+        self._ordinary = ThreadPoolExecutor(1, thread_name_prefix="text")
+        self._long = ThreadPoolExecutor(1, thread_name_prefix="long text")
+
+    async def run(self, num_bytes: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """`work(*args, **kwargs)`, where a text of that length belongs: at once when it is short.
+
+        A caller that is cancelled takes its work along if that has not begun; what has begun ends by itself.
+        """
+        if num_bytes <= INLINE_BYTES:
+            return work(*args, **kwargs)
+        thread = self._long if num_bytes > LONG_BYTES else self._ordinary
+        return await asyncio.wrap_future(thread.submit(work, *args, **kwargs))
+
+    def close(self) -> None:
+        """Nothing begins any more. Does not wait for what has begun: the interpreter does, before it ends."""
+        for thread in (self._ordinary, self._long):
+            thread.shutdown(wait=False, cancel_futures=True)
+
+
+TEXT_THREADS = web.AppKey("text_threads", TextThreads)

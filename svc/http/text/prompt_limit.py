@@ -1,0 +1,29 @@
+"""How long a prompt may be: asked before each piece of work that a longer one would waste."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from svc.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLimit:
+    """At most `tokens` of them; `param` names the field that holds the prompt."""
+
+    tokens: int
+    param: str
+
+    def check(self, at_least: int) -> None:
+        """RequestError when a prompt of at least that many tokens is too long. Clients know it by its first words."""
+        if at_least > self.tokens:
+            raise RequestError(
+                f"This model's maximum context length is {self.tokens} tokens, but {self.param} has at least {at_least}.",
+                param=self.param,
+                code="context_length_exceeded",
+            )
+
+    def extend(self, ids: list[int], parts: Iterable[list[int]]) -> None:
+        """Puts the parts behind `ids`; takes no more of them once they are too many."""
+        for part in parts:
+            ids += part
+            self.check(len(ids))
