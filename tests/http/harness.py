@@ -81,8 +81,9 @@ async def serving(
     keys: ApiKeys | None = None,
     cors_origins: Sequence[str] = (),
     show_prompts: bool = False,
+    vocab_size: int = VOCAB_SIZE,
 ) -> AsyncIterator[Harness]:
-    """`clock` is the door's, on which the fake engine's last progress is 0."""
+    """`clock` is the door's, on which the fake engine's last progress is 0. `vocab_size` is the model's, padding included."""
     door, metrics, log = Door(clock), Metrics(), io.StringIO()
     server = HttpServer(door, metrics, _logger(log), max_body_bytes=max_body_bytes, keys=keys, cors_origins=cors_origins)
     url = await server.start("127.0.0.1", 0)
@@ -90,7 +91,8 @@ async def serving(
         engine.on_finished = metrics.finished
         metrics.follow(engine.stats)
         service = service_of(engine, metrics, keep_alive_s, strict_name, template)
-        door.open(replace(service, show_prompts=show_prompts))
+        model = replace(service.model, vocab_size=vocab_size)
+        door.open(replace(service, show_prompts=show_prompts, model=model))
     try:
         async with aiohttp.ClientSession(url) as client:
             yield Harness(engine, door, metrics, server, client, url, log)

@@ -7,7 +7,7 @@ import pytest
 from svc.slots.events import TokenEvent
 from svc.slots.request import Request
 from tests.fakes.fake_engine import FakeEngine, saying
-from tests.fakes.fake_text import IM_END, ids
+from tests.fakes.fake_text import IM_END, VOCAB_SIZE, ids
 from tests.http.harness import MODEL, serving
 
 
@@ -82,6 +82,26 @@ async def test_echo_puts_the_prompt_before_the_answer() -> None:
         *chunks, _ = await at.events("/v1/completions", {"prompt": [83, 97], "echo": True})
     assert whole["choices"][0]["text"] == "Say!"
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Sa!"
+
+
+async def test_tokens_beyond_the_tokenizer_have_no_text() -> None:
+    """The embedding may have more rows than the vocabulary: as prompt, echoed, sampled and among the best, whole and streamed."""
+    padding = VOCAB_SIZE + 5
+    script = [TokenEvent(padding, -0.5, ((padding, -0.5),)), TokenEvent(33, -1.0, ((33, -1.0), (padding, -2.0))), IM_END]
+    prompt = [83, padding, 97]
+    async with serving(FakeEngine(lambda request: script), vocab_size=VOCAB_SIZE + 10) as at:
+        status, echoed = await at.post("/v1/completions", {"prompt": prompt, "echo": True})
+        *chunks, _ = await at.events("/v1/completions", {"prompt": prompt, "echo": True})
+        _, named = await at.post("/v1/completions", {"prompt": prompt, "logprobs": 2})
+        _, chat = await at.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "logprobs": True})
+        _, native = await at.post("/completion", {"prompt": prompt, "n_probs": 2})
+        refused, error = await at.post("/v1/completions", {"prompt": [VOCAB_SIZE + 10]})
+    assert (status, echoed["choices"][0]["text"]) == (200, "Sa!")
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Sa!"
+    assert named["choices"][0]["logprobs"]["tokens"] == ["", "!"]
+    assert [entry["bytes"] for entry in chat["choices"][0]["logprobs"]["content"]] == [[], [33]]
+    assert (native["prompt"], native["content"]) == ("Sa", "!")
+    assert (refused, error["error"]["param"]) == (400, "prompt[0]")
 
 
 async def test_stream_ends_with_reason_usage_and_done() -> None:

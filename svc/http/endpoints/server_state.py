@@ -1,11 +1,14 @@
 """GET /props and GET /slots, llama-server's views of a server."""
 
+from dataclasses import replace
+
 from aiohttp import web
 from msgspec import UNSET
 
 from svc.http.endpoints.native import settings
 from svc.http.errors import unavailable
 from svc.http.native_schema import DefaultSettingsOut, ModalitiesOut, NextTokenOut, PropsOut, SlotOut
+from svc.http.off_loop import TEXT_THREADS
 from svc.http.options import native_options
 from svc.http.reply import json_response
 from svc.http.schema import NativeIn
@@ -47,10 +50,17 @@ def _spelled(token: int | None, tokenizer: Tokenizer) -> str:
 async def slots(request: web.Request) -> web.Response:
     """Every seat, taken or not; with `?fail_on_no_slot=1` a 503 when all are taken."""
     service = request.app[DOOR].service
-    taken = {view.row: view for view in service.engine.slots()}
+    views, show = service.engine.slots(), service.show_prompts
     num_seats = service.engine.stats().num_seats
-    if len(taken) >= num_seats and request.query.get("fail_on_no_slot"):
+    if len(views) >= num_seats and request.query.get("fail_on_no_slot"):
         raise unavailable("Every slot is in use.", "no_slot_available")
+    # What is shown of them is decoded while the next step is planned: their tokens are copied, the rest are numbers.
+    taken = {view.row: replace(view, tokens=view.tokens.copy()) if show else view for view in views}
+    num_bytes = sum(view.tokens.nbytes for view in views) if show else 0
+    return await request.app[TEXT_THREADS].run(num_bytes, _slots, num_seats, taken, service)
+
+
+def _slots(num_seats: int, taken: dict[int, SlotView], service: Service) -> web.Response:
     return json_response([_slot(row, taken.get(row), service) for row in range(num_seats)])
 
 
@@ -70,10 +80,6 @@ def _slot(row: int, view: SlotView | None, service: Service) -> SlotOut:
         n_prompt_tokens=view.prompt_tokens,
         n_prompt_tokens_cached=view.cached_tokens,
         n_past=view.position,
-        prompt=UNSET if tokens is None else _text(tokens[: view.prompt_tokens], service.tokenizer),
-        generated=UNSET if tokens is None else _text(tokens[view.prompt_tokens :], service.tokenizer),
+        prompt=UNSET if tokens is None else service.tokenizer.decode_known(tokens[: view.prompt_tokens]),
+        generated=UNSET if tokens is None else service.tokenizer.decode_known(tokens[view.prompt_tokens :]),
     )
-
-
-def _text(tokens: list[int], tokenizer: Tokenizer) -> str:
-    return tokenizer.decode(token for token in tokens if token < tokenizer.vocab_size)
