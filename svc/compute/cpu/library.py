@@ -25,7 +25,7 @@ CODEBOOKS = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S")  # in th
 
 P = structs.Pointer
 SIGNATURES: dict[str, list[Any]] = {
-    "hr_open": [structs.Int, structs.Long],
+    "hr_open": [structs.Int, structs.Long, structs.Long],
     "hr_close": [P],
     "hr_threads": [P],
     "hr_best_level": [],
@@ -95,11 +95,11 @@ class Engine:
     `close()` ends the threads; a forgotten engine is closed when it is collected. Calling it twice is harmless.
     """
 
-    def __init__(self, level: str | None, num_threads: int, least_shared_work: int) -> None:
+    def __init__(self, level: str | None, num_threads: int, least_shared_work: int, most_partial_bytes: int) -> None:
         self.level = choose_level(level)
         self.library = load(self.level)
         self._codebooks: dict[str, NDArray[np.float32]] = {}
-        handle = self.library.hr_open(num_threads, least_shared_work)
+        handle = self.library.hr_open(num_threads, least_shared_work, most_partial_bytes)
         if not handle:
             raise MemoryError("no memory for the threads of the cpu device")
         self._handle: int = handle

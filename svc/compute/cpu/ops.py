@@ -23,6 +23,7 @@ from svc.memory.plan import MemoryPlan
 Float32 = NDArray[np.float32]
 NO_MATRIX = structs.Matrix()
 LEAST_SHARED_WORK = 1 << 17  # multiply-adds, about 10 microseconds: less is not worth waking a thread
+MOST_PARTIAL_BYTES = 64 << 20  # hundreds of segments of a decode step, still several of a long prefill piece
 
 
 class CpuWeight:
@@ -59,13 +60,15 @@ class CpuOps:
         level: str | None = None,
         poison: bool = False,
         least_shared_work: int = LEAST_SHARED_WORK,
+        most_partial_bytes: int = MOST_PARTIAL_BYTES,
     ) -> None:
         """`num_threads`: 0 takes every core this process may use. `level`: one of library.LEVELS instead of the best.
 
         For tests: `poison` fills fresh memory with NaN, `least_shared_work=0` shares the smallest jobs between the threads too.
+        `most_partial_bytes` bounds the scratch of attention over long contexts; no result depends on it.
         BackendUnavailableError, one sentence, when the kernels were not built.
         """
-        self._engine = Engine(level, num_threads or num_cores(), least_shared_work)
+        self._engine = Engine(level, num_threads or num_cores(), least_shared_work, most_partial_bytes)
         self._poison = poison
         self._layers: dict[int, tuple[Any, ...]] = {}  # id -> (layer, structure, what else must stay alive)
         self._inputs: tuple[StepInputs | None, structs.Inputs] = (None, structs.Inputs())

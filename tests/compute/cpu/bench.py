@@ -24,7 +24,7 @@ WIDTH = 64  # hidden size; a multiple of the 32-blocks
 KEY_HEADS, VALUE_HEADS, STATE_SIZE, TAPS = 2, 4, 48, 4  # 48: a panel of 32 and one of 16
 HEADS, KV_HEADS, HEAD_SIZE, ROTARY = 4, 2, 48, 20
 PAGE_TOKENS = 32
-MAX_PAGES = 24
+MAX_PAGES = 48  # three segments of attention
 LAYOUT = MemoryLayout(
     WIDTH, 1, KV_HEADS, HEAD_SIZE, 1, VALUE_HEADS, STATE_SIZE, STATE_SIZE,
     (2 * KEY_HEADS + VALUE_HEADS) * STATE_SIZE, TAPS - 1, PAGE_TOKENS, "f16",

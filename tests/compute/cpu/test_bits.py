@@ -95,3 +95,15 @@ def test_several_segments_on_every_level(make_ops: MakeOps, level: str) -> None:
     steps: list[Step] = [[(0, 530)], [(0, 1)]]
     expected = run(make_ops(1, "base"), "attention", [531], steps)
     assert_same_bits(run(make_ops(2, level), "attention", [531], steps), expected, level)
+
+
+@pytest.mark.parametrize("most_partial_bytes", [0, 4096, 1 << 20])
+def test_segments_a_few_at_a_time(make_ops: MakeOps, level: str, most_partial_bytes: int) -> None:
+    """However little memory there is for the segments under way: one at a time, two (of two tokens) and one, or all three."""
+    length = 1100
+    expected = run(make_ops(1, level), "attention", [length, 20], [[(0, length)], [(1, 20)]])
+    ops = CpuOps(6, level=level, poison=True, least_shared_work=0, most_partial_bytes=most_partial_bytes)
+    steps: list[Step] = [[(0, 1022), (1, 19)], [(0, 1)], [(0, 1), (1, 1)], [(0, 2)], [(0, 40)], *[[(0, 2)]] * 17]
+    cut = run(ops, "attention", [length, 20], steps)
+    ops.close()
+    assert_same_bits(cut, expected, f"{most_partial_bytes} bytes")

@@ -30,8 +30,10 @@ typedef struct {
     float *result; /* [T][H * D padded] */
     size_t result_ld;
     const struct block *blocks;
-    int num_segments;     /* > 1 when segments are separate tasks */
-    float *partial;       /* then [T][H][num_segments][D + 16]: values, then top and weight */
+    int first_segment, num_segments; /* those under way, when segments are separate tasks */
+    int is_last;                     /* none is left after these */
+    float *partial;                  /* [T][H][num_segments][D + 16]: values, then top and weight */
+    float *total;                    /* [T][H][D + 16]: the same, of all segments so far */
 } attention_job;
 
 struct block {
@@ -288,16 +290,19 @@ static void block_task(void *context, int task, int worker) {
     }
 }
 
-/* -- long contexts, few tokens: segments as separate tasks, merged afterwards in the same order ------------------------------------ */
+/* -- long contexts, few tokens: segments as separate tasks, merged afterwards in the same order ------------------------------------
+ *
+ * A range of segments at a time: what all of them leave together would be gigabytes for a long prompt behind a long context. */
 
-ALWAYS_INLINE float *partial_of(const attention_job *j, int token, int head, int segment) {
-    size_t index = ((size_t)token * (size_t)j->l->num_heads + (size_t)head) * (size_t)j->num_segments + (size_t)segment;
-    return j->partial + index * (size_t)(j->l->head_dim + LANES);
+ALWAYS_INLINE size_t partial_floats(const attention_layer *l) { return (size_t)(l->head_dim + LANES); }
+
+ALWAYS_INLINE size_t query_index(const attention_job *j, int token, int head) {
+    return (size_t)token * (size_t)j->l->num_heads + (size_t)head;
 }
 
 static void segment_task(void *context, int task, int worker) {
     const attention_job *j = context;
-    int segment = task % j->num_segments, unit = task / j->num_segments;
+    int index = task % j->num_segments, segment = j->first_segment + index, unit = task / j->num_segments;
     const struct block *b = j->blocks + unit / j->l->num_kv_heads;
     int kv_head = unit % j->l->num_kv_heads, group = j->l->num_heads / j->l->num_kv_heads;
     size_t dim = (size_t)j->l->head_dim;
@@ -307,26 +312,55 @@ static void segment_task(void *context, int task, int worker) {
     block_scratch s = carve(j, worker);
     attend_segment(j, b, kv_head, segment, &s);
     for (int q = 0; q < b->count * group; q++) {
-        float *partial = partial_of(j, b->first + q / group, kv_head * group + q % group, segment);
+        size_t query = query_index(j, b->first + q / group, kv_head * group + q % group);
+        float *partial = j->partial + (query * (size_t)j->num_segments + (size_t)index) * partial_floats(j->l);
         memcpy(partial, s.sums + (size_t)q * dim, dim * sizeof *partial);
         memcpy(partial + dim, s.sum_states + q, sizeof *s.sum_states);
     }
 }
 
-static void merge_task(void *context, int task, int worker) {
+static void merge_task(void *context, int query, int worker) {
     const attention_job *j = context;
-    int token = task / j->l->num_heads, head = task % j->l->num_heads;
-    size_t dim = (size_t)j->l->head_dim;
-    float *total = j->e->scratch[worker];
+    int token = query / j->l->num_heads, head = query % j->l->num_heads;
+    size_t dim = (size_t)j->l->head_dim, size = partial_floats(j->l);
+    float *total = j->total + (size_t)query * size;
     softmax_state state = nothing;
-    memset(total, 0, dim * sizeof *total);
-    for (int segment = 0; segment * SEGMENT <= j->in->positions[token]; segment++) {
-        const float *partial = partial_of(j, token, head, segment);
+    (void)worker;
+    if (j->first_segment == 0) {
+        memset(total, 0, dim * sizeof *total);
+    } else {
+        memcpy(&state, total + dim, sizeof state);
+    }
+    const float *partial = j->partial + (size_t)query * (size_t)j->num_segments * size;
+    for (int i = 0; i < j->num_segments && (j->first_segment + i) * SEGMENT <= j->in->positions[token]; i++, partial += size) {
         softmax_state other;
         memcpy(&other, partial + dim, sizeof other);
         merge(&state, total, &other, partial, dim);
     }
-    finish_query(j, token, head, &state, total);
+    if (j->is_last) {
+        finish_query(j, token, head, &state, total);
+    } else {
+        memcpy(total + dim, &state, sizeof state);
+    }
+}
+
+static void attend_by_segments(attention_job *j, int tasks, int segments) {
+    engine *e = j->e;
+    size_t queries = (size_t)j->in->num_tokens * (size_t)j->l->num_heads, size = queries * partial_floats(j->l);
+    size_t most = e->most_partial_bytes / (size * sizeof(float));
+    int at_once = most < 1 ? 1 : most < (size_t)segments ? (int)most : segments;
+    j->total = arena_floats(e, size);
+    j->partial = arena_floats(e, size * (size_t)at_once);
+    if (e->out_of_memory) {
+        return;
+    }
+    for (int first = 0; first < segments; first += at_once) {
+        j->first_segment = first;
+        j->num_segments = min_int(at_once, segments - first);
+        j->is_last = first + j->num_segments == segments;
+        pool_run(e->threads, segment_task, j, tasks * j->num_segments);
+        pool_run(e->threads, merge_task, j, (int)queries);
+    }
 }
 
 /* -- the whole op --------------------------------------------------------------------------------------------------------------------- */
@@ -355,19 +389,12 @@ static int end_of_step(const step_inputs *in) {
 }
 
 static void attend(attention_job *j, int num_blocks) {
-    engine *e = j->e;
-    int tasks = num_blocks * j->l->num_kv_heads;
-    size_t queries = (size_t)j->in->num_tokens * (size_t)j->l->num_heads;
-    int end = end_of_step(j->in);
-    j->num_segments = div_up(end, SEGMENT);
-    if (j->num_segments == 1 || tasks >= 4 * pool_threads(e->threads)) {
-        run_tasks(e, block_task, j, tasks, 2 * queries * (size_t)end * (size_t)j->l->head_dim);
-        return;
-    }
-    j->partial = arena_floats(e, queries * (size_t)j->num_segments * (size_t)(j->l->head_dim + LANES));
-    if (!e->out_of_memory) {
-        pool_run(e->threads, segment_task, j, tasks * j->num_segments);
-        pool_run(e->threads, merge_task, j, (int)queries);
+    int tasks = num_blocks * j->l->num_kv_heads, end = end_of_step(j->in), segments = div_up(end, SEGMENT);
+    if (segments > 1 && tasks < 4 * pool_threads(j->e->threads)) {
+        attend_by_segments(j, tasks, segments);
+    } else {
+        size_t queries = (size_t)j->in->num_tokens * (size_t)j->l->num_heads;
+        run_tasks(j->e, block_task, j, tasks, 2 * queries * (size_t)end * (size_t)j->l->head_dim);
     }
 }
 
