@@ -29,6 +29,7 @@ _COMMON = [
     *("-std=c++17", "-fPIC", "-g1", "-Wall", "-Wno-unknown-pragmas", "-Wno-unused", "-Wno-psabi"),
     *("-fvisibility=hidden", "-fno-gnu-unique"),  # each module has its own statics
     *("-fno-strict-aliasing", "-ffp-contract=fast"),  # as NVRTC
+    "-fstack-clash-protection",  # a frame larger than a stack meets the page below it, not the next stack
 ]
 _LINK = ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,now"]
 _KERNEL: dict[Build, list[str]] = {
@@ -63,9 +64,10 @@ def build_module(
     """The shared library of one source: its kernels registered by name, linked to the runtime beside it."""
     runtime = build_runtime(build)
     flags = [*_COMMON, *_cpu_flags(), *_KERNEL[build], f"-D__CUDA_ARCH__={arch * 10}"]
-    flags += [f"-D{name}={value}" for name, value in defines.items()]
+    # Defined behind the emulator's own headers, which may use the same names.
+    definitions = "".join(f"#define {name} {value}\n" for name, value in defines.items())
     exports = "".join(f"EMU_EXPORT({signature.kernel}, {signature.bounds or 1024})\n" for signature in signatures)
-    text = f'{source.text}\n#line 1 "exports"\n{exports}EMU_MODULE\n'
+    text = f'{definitions}{source.text}\n#line 1 "exports"\n{exports}EMU_MODULE\n'
     return _cached(source.name, build, [*flags, runtime.name, text], lambda target: _compile_module(target, text, flags, runtime))
 
 

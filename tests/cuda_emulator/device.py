@@ -79,6 +79,7 @@ class EmulatedGraph:
         self._device, self.operations = device, operations
 
     def launch(self, stream: EmulatedStream | None = None) -> None:
+        self._device.refuse_while_capturing("launching a graph")
         for operation in self.operations:
             self._device.enqueue(stream, operation)
 
@@ -260,7 +261,7 @@ class EmulatedDevice:
         for one in [stream] if stream else self._streams:
             one.run_until(one.queued)
 
-    def capture(self, record: Callable[[], None], stream: EmulatedStream | None = None) -> EmulatedGraph:
+    def capture(self, record: Callable[[], object], stream: EmulatedStream | None = None) -> EmulatedGraph:
         self.refuse_while_capturing("capturing")
         self._capture = (stream or self.main, [])
         try:

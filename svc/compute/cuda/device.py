@@ -207,7 +207,7 @@ class Device(Protocol):
     def synchronize(self, stream: Stream | None = None) -> None:
         """The host waits for one stream, or for all when None."""
 
-    def capture(self, record: Callable[[], None], stream: Stream | None = None) -> Graph:
+    def capture(self, record: Callable[[], object], stream: Stream | None = None) -> Graph:
         """Calls `record` and keeps what it queues on the stream instead of running it.
 
         Allowed inside: launch, copy, zero and the `_async` copies on that stream. All else is a DeviceStateError.

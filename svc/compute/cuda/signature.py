@@ -36,6 +36,7 @@ ELEMENTS = SCALARS | {
     "unsigned short": "uint16",
     "u16": "uint16",
     "half": "float16",
+    "f16": "float16",
     "__half": "float16",
     "__nv_bfloat16": "uint16",
     "bf16": "uint16",
