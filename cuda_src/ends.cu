@@ -1,0 +1,46 @@
+// Where a step ends: final hidden rows out of the residual stream, and out of the live rows. C hidden, T tokens, B sequences.
+//
+// One block a row, as in rms_norm.cu, with the same order of additions: a token's row has the same bits wherever it goes.
+#include "common.cuh"
+#include "warp.cuh"
+
+__device__ __forceinline__ void norm_row(float* out, const float* x, const float* weight, int C, float epsilon, float* scratch) {
+  float squares = 0.f;
+  for (int i = threadIdx.x; i < C; i += blockDim.x) squares += x[i] * x[i];
+  const float scale = 1.f / sqrtf(block_sum(squares, scratch) / C + epsilon);
+  for (int i = threadIdx.x; i < C; i += blockDim.x) out[i] = x[i] * scale * weight[i];
+}
+
+// norm(hidden) of the last token of each sequence into its live row, of each captured token into its cell. Grid [B + captures].
+// Both slabs have `stride` floats a row, the hidden row at `offset`. A negative row or cell is padding.
+extern "C" __global__ void __launch_bounds__(1024)
+final_hidden(float* __restrict__ live_rows, float* __restrict__ cells, const float* __restrict__ hidden, const float* __restrict__ weight,
+             const int* __restrict__ cu_seqlens, const int* __restrict__ rows, const int* __restrict__ capture_tokens,
+             const int* __restrict__ capture_cells, int B, i64 stride, i64 offset, int C, float epsilon) {
+  __shared__ float scratch[WARP];
+  const int sequence = blockIdx.x, capture = sequence - B;
+  const int to = capture < 0 ? rows[sequence] : capture_cells[capture];
+  if (to < 0) return;  // the whole block
+  const int token = capture < 0 ? cu_seqlens[sequence + 1] - 1 : capture_tokens[capture];
+  norm_row((capture < 0 ? live_rows : cells) + to * stride + offset, hidden + (i64)token * C, weight, C, epsilon, scratch);
+}
+
+// out[i] = norm(hidden[tokens[i]]), zeros where the token is negative. Grid [n].
+extern "C" __global__ void __launch_bounds__(1024)
+hidden_rows(float* __restrict__ out, const float* __restrict__ hidden, const float* __restrict__ weight, const int* __restrict__ tokens, int C,
+            float epsilon) {
+  __shared__ float scratch[WARP];
+  const int token = tokens[blockIdx.x];
+  float* to = out + (i64)blockIdx.x * C;
+  if (token >= 0) norm_row(to, hidden + (i64)token * C, weight, C, epsilon, scratch);
+  else
+    for (int i = threadIdx.x; i < C; i += blockDim.x) to[i] = 0.f;
+}
+
+// out[i] = the hidden row in live row rows[i], zeros where that is negative. Grid [n].
+extern "C" __global__ void __launch_bounds__(1024)
+live_hidden(float* __restrict__ out, const float* __restrict__ live_rows, const int* __restrict__ rows, i64 stride, i64 offset, int C) {
+  const int row = rows[blockIdx.x];
+  const float* from = live_rows + max(row, 0) * stride + offset;
+  for (int i = threadIdx.x; i < C; i += blockDim.x) out[(i64)blockIdx.x * C + i] = row < 0 ? 0.f : from[i];
+}

@@ -1,0 +1,72 @@
+"""Final hidden rows: out of the residual stream into live rows and cells, and to where logits are wanted."""
+
+from svc.compute.cuda.device import Device, DeviceArray, Stream
+
+
+def final_hidden(
+    device: Device,
+    rows_slab: DeviceArray,
+    cells_slab: DeviceArray,
+    hidden: DeviceArray,
+    weight: DeviceArray,
+    epsilon: float,
+    cu_seqlens: DeviceArray,
+    rows: DeviceArray,
+    capture_tokens: DeviceArray,
+    capture_cells: DeviceArray,
+    hidden_offset: int,
+    stream: Stream | None = None,
+) -> None:
+    """norm(hidden) of each sequence's last token into its live row, of each captured token into its cell.
+
+    Slabs [n, state_elements] and hidden [T, C] float32, the rest int32 as in StepInputs. Negative rows and cells are padding.
+    """
+    columns, sequences, captures = hidden.shape[1], rows.shape[0], capture_cells.shape[0]
+    stride = rows_slab.shape[1]
+    assert cells_slab.shape[1] == stride
+    assert hidden_offset + columns <= stride
+    assert cu_seqlens.shape == (sequences + 1,)
+    assert capture_tokens.shape == (captures,)
+    if sequences + captures:
+        args = (
+            *(rows_slab, cells_slab, hidden, weight, cu_seqlens, rows, capture_tokens, capture_cells),
+            *(sequences, stride, hidden_offset, columns, epsilon),
+        )
+        kernel = device.module("ends").kernel("final_hidden")
+        device.launch(kernel, (sequences + captures,), (_threads(columns),), args, stream=stream)
+
+
+def hidden_rows(
+    device: Device,
+    out: DeviceArray,
+    hidden: DeviceArray,
+    weight: DeviceArray,
+    epsilon: float,
+    tokens: DeviceArray,
+    stream: Stream | None = None,
+) -> None:
+    """out[i] = norm(hidden[tokens[i]]), zeros for negative tokens; out [n, C], hidden [T, C] float32, tokens [n] int32."""
+    count, columns = tokens.shape[0], hidden.shape[1]
+    assert out.shape == (count, columns)
+    if count:
+        kernel = device.module("ends").kernel("hidden_rows")
+        device.launch(kernel, (count,), (_threads(columns),), (out, hidden, weight, tokens, columns, epsilon), stream=stream)
+
+
+def live_hidden(
+    device: Device, out: DeviceArray, rows_slab: DeviceArray, rows: DeviceArray, hidden_offset: int, stream: Stream | None = None
+) -> None:
+    """out[i] = the final hidden row in live row rows[i], zeros for negative ones; out [n, C], rows [n] int32."""
+    count, columns = out.shape
+    assert rows.shape == (count,)
+    assert hidden_offset + columns <= rows_slab.shape[1]
+    if count:
+        kernel = device.module("ends").kernel("live_hidden")
+        args = (out, rows_slab, rows, rows_slab.shape[1], hidden_offset, columns)
+        device.launch(kernel, (count,), (_threads(columns),), args, stream=stream)
+
+
+def _threads(columns: int) -> int:
+    """As rms_norm has it, so that a token's row has the same bits wherever it goes."""
+    warps = -(-columns // (4 * 32))
+    return 32 * max(1, min(32, warps))

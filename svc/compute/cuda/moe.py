@@ -1,0 +1,103 @@
+"""Mixture of experts around its matrix products: routing, order by expert, and the weighted sum."""
+
+from svc.compute.cuda.device import Device, DeviceArray, Stream
+
+MOST_USED = 32  # experts of a token: one lane each in router.cu
+MOST_EXPERTS = 1024  # MOST_EXPERTS in moe_sort.cu
+FEW_PAIRS = 2048  # up to which one block sorts
+CHUNK_PAIRS = 1024  # of a block beyond that
+SORT_THREADS = 512
+COMBINE_THREADS = 256
+FULL_GRID = 512  # blocks that keep any GPU busy; more tokens than that need no split of their columns
+
+
+def route(
+    device: Device,
+    experts: DeviceArray,
+    weights: DeviceArray,
+    logits: DeviceArray,
+    scale: float,
+    rows: DeviceArray | None = None,
+    stream: Stream | None = None,
+) -> None:
+    """logits [T, E] -> experts [T, k] int32, best first (ties: lower index first), weights [T, k] = softmax over them * scale.
+
+    `rows` [T]: tokens with a negative one are padding and get experts -1 and weights 0.
+    """
+    (tokens, used), count = experts.shape, logits.shape[1]
+    assert weights.shape == experts.shape
+    assert logits.shape[0] == tokens
+    assert 1 <= used <= min(count, MOST_USED)
+    assert count <= MOST_EXPERTS
+    assert rows is None or rows.shape == (tokens,)
+    if tokens:
+        kernel = device.module("router", {"PER_LANE": -(-count // 32)}).kernel("router")
+        args = (experts, weights, logits, rows, tokens, count, used, scale)
+        device.launch(kernel, (-(-tokens // 4),), (128,), args, stream=stream)
+
+
+def sort_workspace(num_pairs: int, num_experts: int) -> int:
+    """Elements (int32) of the workspace of `sort_by_expert`; the most of any number of pairs up to this."""
+    return -(-num_pairs // CHUNK_PAIRS) * num_experts if num_pairs > FEW_PAIRS else 0
+
+
+def sort_by_expert(
+    device: Device,
+    offsets: DeviceArray,
+    order: DeviceArray,
+    positions: DeviceArray | None,
+    experts: DeviceArray,
+    workspace: DeviceArray | None = None,
+    stream: Stream | None = None,
+) -> None:
+    """The pairs t * k + r of experts [T, k] in the order of their experts, stable. All int32.
+
+    offsets [E + 1]: expert e has order[offsets[e] : offsets[e + 1]]. order [T k], -1 behind the last pair. positions [T k] (or None):
+    the inverse, -1 for pairs of padding tokens. workspace: `sort_workspace` elements.
+    """
+    pairs, count = experts.size, offsets.shape[0] - 1
+    assert order.size == pairs
+    assert positions is None or positions.size == pairs
+    assert 1 <= count <= MOST_EXPERTS
+    module, threads = device.module("moe_sort"), (SORT_THREADS,)
+    if pairs <= FEW_PAIRS:
+        device.launch(
+            module.kernel("moe_sort_few"), (1,), threads, (offsets, order, positions, experts, pairs, count), stream=stream
+        )
+        return
+    assert workspace is not None
+    assert workspace.size >= sort_workspace(pairs, count)
+    chunks = -(-pairs // CHUNK_PAIRS)
+    device.launch(module.kernel("moe_count"), (chunks,), threads, (workspace, experts, pairs, count), stream=stream)
+    device.launch(module.kernel("moe_offsets"), (1,), threads, (offsets, order, workspace, chunks, pairs, count), stream=stream)
+    args = (order, positions, offsets, workspace, experts, pairs, count)
+    device.launch(module.kernel("moe_scatter"), (chunks,), (32,), args, stream=stream)
+
+
+def combine(
+    device: Device,
+    hidden: DeviceArray,
+    parts: DeviceArray,
+    positions: DeviceArray | None,
+    experts: DeviceArray,
+    weights: DeviceArray,
+    *,
+    shared: DeviceArray | None = None,
+    x: DeviceArray | None = None,
+    shared_router: DeviceArray | None = None,
+    stream: Stream | None = None,
+) -> None:
+    """hidden[t] += sum_r weights[t][r] parts[t][r] + sigmoid(shared_router . x[t]) shared[t], the ranks in order.
+
+    hidden, shared, x [T, C]; parts [T k, C], pair t * k + r at positions[t * k + r] (None: at its own number); experts, weights
+    [T, k]. `shared`, `x` and `shared_router` [C] are given together or not at all. Padding tokens (experts -1) are left alone.
+    """
+    tokens, columns = hidden.shape
+    used = experts.shape[1]
+    assert experts.shape == weights.shape == (tokens, used)
+    assert parts.shape == (tokens * used, columns)
+    assert (shared is None) == (x is None) == (shared_router is None)
+    if tokens:
+        split = max(1, min(-(-columns // COMBINE_THREADS), FULL_GRID // tokens))
+        args = (hidden, parts, positions, experts, weights, shared, x, shared_router, columns, used)
+        device.launch(device.module("moe_combine").kernel("moe_combine"), (tokens, split), (COMBINE_THREADS,), args, stream=stream)

@@ -1,0 +1,183 @@
+"""Tokens and log probabilities from logits on the device: what svc/compute/sampling/chain.py defines.
+
+`plan_samples` turns what is asked for into arrays on the host; `sample_tokens` and `logprobs` launch. The randomness is the host's:
+one uniform number per sample, a pure function of the request, comes in with the arrays.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from svc.compute.backend import History, Sample
+from svc.compute.cuda.device import Device, DeviceArray, Stream
+from svc.compute.sampling.params import SamplingParams
+from svc.compute.sampling.randomness import uniform
+
+Int32 = NDArray[np.int32]
+Float64 = NDArray[np.float64]
+
+THREADS = 256
+PART_LOGITS = 4096  # of a row for one block of sample_best
+NUM_NUMBERS = 7  # of a sample, in sample.cu's order
+MOST_TOP = 2048  # LISTED in include/select.cuh
+REPEATED, BANNED = 1, 2
+LOWEST_TEMPERATURE = 1.2e-38  # the smallest float32 that no device takes for zero
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePlan:
+    """n samples, m adjustments of single logits, `num_adjusted` samples that have any."""
+
+    samples: Int32  # [n, 4]: row of the logits (negative: padding), row of the adjusted copies or -1, top_k, 0
+    numbers: Float64  # [n, 7]: temperature, top_p, min_p, uniform, repetition, presence and frequency penalty
+    adjustments: Int32  # [m, 4]: token, sample, times counted, flags
+    bias: Float64  # [m]
+    num_adjusted: int
+
+
+def plan_samples(samples: Sequence[Sample], rows: Sequence[int]) -> SamplePlan:
+    """`rows[i]`: the row of the logits that sample i draws from."""
+    assert len(samples) == len(rows)
+    integers, numbers = np.zeros((len(samples), 4), np.int32), np.zeros((len(samples), NUM_NUMBERS), np.float64)
+    adjustments: list[Int32] = []
+    bias: list[Float64] = []
+    for index, (wanted, row) in enumerate(zip(samples, rows, strict=True)):
+        params = wanted.params
+        integers[index] = row, -1, params.top_k, 0
+        temperature = max(params.temperature, LOWEST_TEMPERATURE) if params.temperature else 0.0
+        drawn = uniform(params.seed, wanted.choice, wanted.position) if temperature else 0.0
+        penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+        numbers[index] = temperature, params.top_p, params.min_p, drawn, *penalties
+        changed, gains = _adjustments(index, wanted)
+        if len(changed):
+            integers[index, 1] = len(adjustments)
+            adjustments.append(changed)
+            bias.append(gains)
+    return SamplePlan(
+        integers,
+        numbers,
+        np.concatenate([np.zeros((0, 4), np.int32), *adjustments]),
+        np.concatenate([np.zeros(0), *bias]),
+        len(adjustments),
+    )
+
+
+def _adjustments(index: int, wanted: Sample) -> tuple[Int32, Float64]:
+    """Every token whose logit changes, once: [m, 4] and what it gains [m]."""
+    params = wanted.params
+    repeated, counted, times = _past(params, wanted.history)
+    biased = np.array([token for token, _ in params.logit_bias], np.int32)
+    banned = np.array(wanted.banned, np.int32)
+    tokens = np.unique(np.concatenate([repeated, counted, biased, banned]))
+    entries, gains = np.zeros((len(tokens), 4), np.int32), np.zeros(len(tokens))
+    entries[:, 0], entries[:, 1] = tokens, index
+    entries[np.searchsorted(tokens, counted), 2] = times
+    entries[np.searchsorted(tokens, repeated), 3] |= REPEATED
+    entries[np.searchsorted(tokens, banned), 3] |= BANNED
+    gains[np.searchsorted(tokens, biased)] = [gain for _, gain in params.logit_bias]
+    return entries, gains
+
+
+def _past(params: SamplingParams, history: History | None) -> tuple[Int32, Int32, NDArray[np.intp]]:
+    """(tokens that repetition looks at, tokens that presence and frequency count, how often), as penalties.py has it."""
+    none = np.zeros(0, np.int32)
+    if history is None:
+        return none, none, np.zeros(0, np.intp)
+    window = history.tokens if params.repeat_last_n < 0 else history.tokens[max(0, len(history.tokens) - params.repeat_last_n) :]
+    repeated = np.unique(window) if params.repetition_penalty != 1 else none
+    if not (params.presence_penalty or params.frequency_penalty):
+        return repeated, none, np.zeros(0, np.intp)
+    counted, times = np.unique(window if params.penalize_prompt else history.tokens[history.num_prompt :], return_counts=True)
+    return repeated, counted, times
+
+
+def num_parts(vocabulary: int) -> int:
+    """Columns of the `best` workspace of `sample_tokens`."""
+    return -(-vocabulary // PART_LOGITS)
+
+
+def sample_tokens(
+    device: Device,
+    tokens: DeviceArray,
+    logits: DeviceArray,
+    samples: DeviceArray,
+    numbers: DeviceArray,
+    best: DeviceArray,
+    *,
+    adjustments: DeviceArray | None = None,
+    bias: DeviceArray | None = None,
+    adjusted: DeviceArray | None = None,
+    stream: Stream | None = None,
+) -> None:
+    """tokens[i] [n] int32 drawn from logits [m, V] float32 (unchanged); -1 where a logit is not finite, 0 for padding.
+
+    samples, numbers, adjustments, bias as in `SamplePlan`; workspaces: best [n, num_parts(V)] uint64, adjusted [a, V] float32. The
+    last three are given when a sample has adjustments.
+    """
+    count, vocabulary = samples.shape[0], logits.shape[1]
+    parts = num_parts(vocabulary)
+    assert tokens.shape == (count,)
+    assert numbers.shape == (count, NUM_NUMBERS)
+    assert best.shape == (count, parts)
+    if not count:
+        return
+    module = device.module("sample")
+    if adjustments is not None and adjustments.shape[0]:
+        assert bias is not None
+        assert adjusted is not None
+        assert adjusted.shape[1] == vocabulary
+        device.launch(
+            module.kernel("sample_copy"), (parts, count), (THREADS,), (adjusted, logits, samples, vocabulary), stream=stream
+        )
+        args = (adjusted, samples, numbers, adjustments, bias, adjustments.shape[0], vocabulary)
+        grid = -(-adjustments.shape[0] // THREADS)
+        device.launch(module.kernel("sample_adjust"), (grid,), (THREADS,), args, stream=stream)
+    device.launch(
+        module.kernel("sample_best"), (parts, count), (THREADS,), (best, logits, adjusted, samples, vocabulary), stream=stream
+    )
+    choose = (tokens, logits, adjusted, samples, numbers, best, parts, vocabulary, _unit(vocabulary))
+    device.launch(module.kernel("sample_choose"), (count,), (_threads(vocabulary),), choose, stream=stream)
+
+
+def logprobs(
+    device: Device,
+    values: DeviceArray,
+    logits: DeviceArray,
+    rows: DeviceArray,
+    targets: DeviceArray,
+    *,
+    top_ids: DeviceArray | None = None,
+    top_values: DeviceArray | None = None,
+    top_counts: DeviceArray | None = None,
+    stream: Stream | None = None,
+) -> None:
+    """values[i] [n] = log softmax(logits[rows[i]])[targets[i]], float32; rows and targets int32.
+
+    NaN where a logit is not finite or the target is negative; 0 where the row is negative (padding). With top_ids and top_values
+    [n, m] and top_counts [n] also the top_counts[i] best, then -1 and 0.
+    """
+    count, vocabulary = rows.shape[0], logits.shape[1]
+    assert targets.shape == values.shape == (count,)
+    most_top = 0
+    if top_ids is not None:
+        assert top_values is not None
+        assert top_counts is not None
+        assert top_ids.shape == top_values.shape
+        most_top = top_ids.shape[1]
+        assert most_top <= MOST_TOP
+        assert top_counts.shape == (count,)
+    if count:
+        args = (values, top_ids, top_values, logits, rows, targets, top_counts, most_top, vocabulary, _unit(vocabulary))
+        device.launch(device.module("logprob").kernel("logprob"), (count,), (min(512, _threads(vocabulary)),), args, stream=stream)
+
+
+def _threads(vocabulary: int) -> int:
+    """The outcome does not depend on it: all sums are integers."""
+    return 32 * max(1, min(32, vocabulary // 256))
+
+
+def _unit(vocabulary: int) -> float:
+    """One in fixed point: a row of weights of at most 1 sums to less than 2^63."""
+    return float(2 ** (62 - vocabulary.bit_length()))
