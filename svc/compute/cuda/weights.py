@@ -1,0 +1,89 @@
+"""Weights in device memory: blocks as the file has them, and the codebooks that some formats need beside them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from svc.compute.cuda.device import Device, DeviceArray
+from svc.compute.quant import QUANT_TYPES
+from svc.compute.weights.gguf_file import GgufTensor
+from svc.compute.weights.grids import grid
+
+# Kernels put unaligned words together from aligned ones and so read up to 4 bytes behind the last block.
+PADDING_BYTES = 16
+FLOAT_TYPES = ("F32", "F16", "BF16")
+# Which codebook a type decodes with.
+CODEBOOKS = {name: name for name in ("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")} | {"IQ1_M": "IQ1_S"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CudaWeight:
+    """A matrix [rows, columns], or a stack of them [num_experts, rows, columns] (None: a matrix), of GGUF type `type`.
+
+    `data` holds the blocks and PADDING_BYTES more; `codebook` is the grid of IQ1, IQ2 and IQ3 types as cuda_src/quant/codebooks.cuh
+    wants it.
+    """
+
+    name: str
+    type: str
+    rows: int
+    columns: int
+    num_experts: int | None
+    data: DeviceArray
+    codebook: DeviceArray | None
+
+    @property
+    def is_float(self) -> bool:
+        """Multiplied with float activations; any other type with quantized ones."""
+        return self.type in FLOAT_TYPES
+
+    @property
+    def blocks(self) -> DeviceArray:
+        """The part of `data` that the file's bytes go to, uint8 [n]."""
+        return self.data.view((self.data.nbytes - PADDING_BYTES,))
+
+    def __repr__(self) -> str:
+        stack = "" if self.num_experts is None else f"{self.num_experts} x "
+        return f"CudaWeight({self.name}, {self.type}, {stack}{self.rows} x {self.columns})"
+
+
+class Codebooks:
+    """The codebooks on one device, each uploaded when the first weight needs it. Owner of those arrays."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._arrays: dict[str, DeviceArray] = {}
+
+    def of(self, quant: str) -> DeviceArray | None:
+        """The codebook of a type, None for most."""
+        name = CODEBOOKS.get(quant)
+        if name is None:
+            return None
+        if name not in self._arrays:
+            self._arrays[name] = self._device.from_host(codebook_bytes(name))
+        return self._arrays[name]
+
+
+def codebook_bytes(name: str) -> NDArray[np.uint8]:
+    """uint8 [entries, values]: magnitudes, or 8 (value + 1) of the ternary one, to which a shift of an eighth can be added."""
+    entries = grid(name)
+    return (8 * (entries + 1) if name == "IQ1_S" else entries).astype(np.uint8)
+
+
+def allocate_weight(device: Device, codebooks: Codebooks, tensor: GgufTensor) -> CudaWeight:
+    """Device memory for a tensor [rows, columns] or [experts, rows, columns], its `blocks` not filled yet."""
+    *stack, rows, columns = tensor.shape
+    assert len(stack) <= 1, f"{tensor.name} has shape {tensor.shape}"
+    num_matrices = stack[0] if stack else 1
+    num_bytes = num_matrices * rows * QUANT_TYPES[tensor.type].row_bytes(columns)
+    data = device.empty((num_bytes + PADDING_BYTES,), np.uint8)
+    return CudaWeight(tensor.name, tensor.type, rows, columns, stack[0] if stack else None, data, codebooks.of(tensor.type))
+
+
+def upload_weight(device: Device, codebooks: Codebooks, tensor: GgufTensor) -> CudaWeight:
+    """A tensor copied to the device, complete on return."""
+    weight = allocate_weight(device, codebooks, tensor)
+    device.copy_in(weight.blocks, np.ascontiguousarray(tensor.data).reshape(-1))
+    device.synchronize(device.main)
+    return weight
