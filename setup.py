@@ -1,4 +1,4 @@
-"""The build of the C kernels (svc/compute/cpu/csrc); everything else about the package is in pyproject.toml.
+"""The build of the C kernels (svc/compute/cpu/csrc), and where the CUDA sources go; the rest is in pyproject.toml.
 
 Plain shared objects for ctypes, no Python.h: the same sources once per level of the instruction set. They are optional. Without a
 working C compiler the installation succeeds with a warning, and the server computes with the reference.
@@ -15,10 +15,12 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.errors import CompileError
 
 PACKAGE = "svc.compute.cpu"
 SOURCES = Path("svc/compute/cpu/csrc")
+CUDA_PACKAGE, CUDA_SOURCES = "svc.compute.cuda", "cuda_src"
 # No -ffast-math and no contraction: every level must give the same bits (csrc/lanes.h).
 FLAGS = ["-O3", "-std=c11", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi2"]
@@ -83,6 +85,16 @@ class BuildKernels(build_ext):
         return any(Path(self.get_ext_fullpath(ext.name)).exists() for ext in self.extensions)
 
 
+class PackageSources(build_py):
+    """Puts the CUDA sources into the package that compiles them when they are used. In a checkout they are found where they are."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            target = Path(self.build_lib, *CUDA_PACKAGE.split("."), CUDA_SOURCES)
+            shutil.copytree(CUDA_SOURCES, target, ignore=shutil.ignore_patterns("lab"), dirs_exist_ok=True)
+
+
 class Wheel(bdist_wheel):
     """Independent of the Python version; of the platform only when kernels were built."""
 
@@ -103,5 +115,5 @@ setup(
         )
         for level, flags in level_flags().items()
     ],
-    cmdclass={"build_ext": BuildKernels, "bdist_wheel": Wheel},
+    cmdclass={"build_ext": BuildKernels, "build_py": PackageSources, "bdist_wheel": Wheel},
 )
