@@ -7,7 +7,7 @@
 // could not be sampled). A negative row is padding: zeros.
 // top_ids, top_values [n][most_top] (or nullptr): the top_counts[i] best, best first, among equals the lower id; then -1 and 0. None
 // where a logit is not finite. most_top <= LISTED.
-extern "C" __global__ void __launch_bounds__(512)
+extern "C" __global__ void __launch_bounds__(1024, 1)
 logprob(float* __restrict__ values, int* __restrict__ top_ids, float* __restrict__ top_values, const float* __restrict__ logits,
         const int* __restrict__ rows, const int* __restrict__ targets, const int* __restrict__ top_counts, int most_top, int V, float unit) {
   __shared__ SelectScratch scratch;

@@ -2,6 +2,9 @@
 //
 // One warp a token, all its logits in registers as integers that order as they should; k rounds of a warp maximum. Grid
 // [ceil(T / 4)]. PER_LANE is ceil(E / 32); k is at most 32, each lane finishing one expert.
+// Variant: PER_LANE=4
+// Variant: PER_LANE=16
+// Variant: PER_LANE=32
 #include "select.cuh"
 
 #ifndef PER_LANE
@@ -12,7 +15,7 @@ constexpr int THREADS = 128;
 
 // A logit that is NaN comes last, as numpy's sort has it; a token that has to take one gets NaN weights. `rows` (or nullptr): a
 // negative one marks a padding token, which gets no experts (-1) and weights of zero.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 router(int* __restrict__ experts, float* __restrict__ weights, const float* __restrict__ logits, const int* __restrict__ rows, int T, int E,
        int k, float scale) {
   const int token = blockIdx.x * (THREADS / WARP) + warp_index(), lane = lane_index();

@@ -52,8 +52,8 @@ def sort_by_expert(
 ) -> None:
     """The pairs t * k + r of experts [T, k] in the order of their experts, stable. All int32.
 
-    offsets [E + 1]: expert e has order[offsets[e] : offsets[e + 1]]. order [T k], -1 behind the last pair. positions [T k] (or None):
-    the inverse, -1 for pairs of padding tokens. workspace: `sort_workspace` elements.
+    offsets [E + 1]: expert e has order[offsets[e] : offsets[e + 1]]. order [T k], -1 behind the last pair. positions [T k]: the
+    inverse, -1 for pairs of padding tokens; None where nobody wants it. workspace: `sort_workspace` elements.
     """
     pairs, count = experts.size, offsets.shape[0] - 1
     assert order.size == pairs

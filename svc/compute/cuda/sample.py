@@ -170,7 +170,7 @@ def logprobs(
         assert top_counts.shape == (count,)
     if count:
         args = (values, top_ids, top_values, logits, rows, targets, top_counts, most_top, vocabulary, _unit(vocabulary))
-        device.launch(device.module("logprob").kernel("logprob"), (count,), (min(512, _threads(vocabulary)),), args, stream=stream)
+        device.launch(device.module("logprob").kernel("logprob"), (count,), (_threads(vocabulary),), args, stream=stream)
 
 
 def _threads(vocabulary: int) -> int:
