@@ -6,13 +6,13 @@
 // ---- 16 bytes from global to shared memory, without a register where the architecture can (sm_80 on). `valid` false writes
 // zeros and reads nothing. Both aligned to 16. Visible to the thread after its wait, to others after a barrier behind that.
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global, bool valid = true) {
-#ifdef CUDA_EMU
+#if __CUDA_ARCH__ < 800
+  *reinterpret_cast<int4*>(shared) = valid ? *reinterpret_cast<const int4*>(global) : make_int4(0, 0, 0, 0);
+#elif defined(CUDA_EMU)
   emu::cp_async(shared, global, 16, valid ? 16 : 0);
-#elif __CUDA_ARCH__ >= 800
+#else
   u32 to = (u32)__cvta_generic_to_shared(shared);
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(global), "r"(valid ? 16 : 0) : "memory");
-#else
-  *reinterpret_cast<int4*>(shared) = valid ? *reinterpret_cast<const int4*>(global) : make_int4(0, 0, 0, 0);
 #endif
 }
 __device__ __forceinline__ void copy_async_commit() {
@@ -49,7 +49,7 @@ __device__ __forceinline__ void mma_f16(float (&d)[4], const u32 (&a)[4], const 
 #endif
 }
 
-#if defined(CUDA_EMU) || __CUDA_ARCH__ >= 800
+#if __CUDA_ARCH__ >= 800
 __device__ __forceinline__ void mma_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {  // K = 16, not on sm_75
 #ifdef CUDA_EMU
   emu::mma_bf16(d, a, b);

@@ -1,12 +1,14 @@
-"""`device`: every test that takes it runs in all thread orders of the emulator, in its checked build, and on a real GPU where
-there is one."""
+"""`device`: a test that takes it runs in all thread orders of the emulator, in its checked build, and on a real GPU where one is."""
 
+import importlib.util
 from functools import partial
 from typing import Any
 
 import pytest
 
+from svc.compute.cuda.cupy_device import open_cupy_device
 from svc.compute.cuda.device import Device
+from svc.errors import BackendUnavailableError
 from tests.cuda_emulator.build import have_compiler
 from tests.cuda_emulator.device import EmulatedDevice
 
@@ -14,17 +16,22 @@ DEVICES: dict[str, Any] = {
     "forward": EmulatedDevice,
     "reverse": partial(EmulatedDevice, order="reverse"),
     "random": partial(EmulatedDevice, order="random"),
-    # No tensor cores for bfloat16, no cp.async, other branches of the sources.
+    # No cp.async, no tensor cores for bfloat16: other branches of the sources.
     "sm_75": partial(EmulatedDevice, arch=75),
     "lazy": partial(EmulatedDevice, lazy=True),
     "checked": partial(EmulatedDevice, build="checked"),
     "checked reverse": partial(EmulatedDevice, build="checked", order="reverse"),
 }
+if importlib.util.find_spec("cupy"):
+    DEVICES["cuda"] = open_cupy_device
 
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> Device:
-    if not have_compiler():
+    if request.param != "cuda" and not have_compiler():
         pytest.skip("the CUDA emulator needs g++")
-    made: Device = DEVICES[request.param]()
+    try:
+        made: Device = DEVICES[request.param]()
+    except BackendUnavailableError as error:
+        pytest.skip(f"no GPU: {error}")
     return made
