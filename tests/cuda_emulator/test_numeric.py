@@ -21,13 +21,18 @@ def device(request: pytest.FixtureRequest) -> EmulatedDevice:
 
 
 def run(
-    device: EmulatedDevice, kernel: str, args: tuple[Any, ...], outputs: list[tuple[tuple[int, ...], Any]], threads: int = 32
+    device: EmulatedDevice,
+    kernel: str,
+    args: tuple[Any, ...],
+    outputs: list[tuple[tuple[int, ...], Any]],
+    threads: int = 32,
+    source: str = "numeric",
 ) -> Any:
     """Inputs are arrays or numbers; numbers stand behind the outputs."""
     inputs = [device.from_host(arg) for arg in args if isinstance(arg, np.ndarray)]
     outs = [device.empty(shape, dtype) for shape, dtype in outputs]
     numbers = [arg for arg in args if not isinstance(arg, np.ndarray)]
-    device.launch(device.module("numeric").kernel(kernel), (1,), (threads,), (*inputs, *outs, *numbers))
+    device.launch(device.module(source).kernel(kernel), (1,), (threads,), (*inputs, *outs, *numbers))
     return [device.to_host(out) for out in outs]
 
 
@@ -143,7 +148,7 @@ def test_tensor_cores(device: EmulatedDevice) -> None:
     (c,) = run(device, "tile_f16", (a, b), [((16, 8), np.float32)])
     np.testing.assert_allclose(c, a.astype(np.float32) @ b.astype(np.float32).T, rtol=1e-5, atol=1e-5)
     wide = [np.ascontiguousarray(m.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16) for m in (a, b)]
-    (c,) = run(device, "tile_bf16", tuple(wide), [((16, 8), np.float32)])
+    (c,) = run(device, "tile_bf16", tuple(wide), [((16, 8), np.float32)], source="bfloat16")
     cut_a, cut_b = ((m.astype(np.uint32) << 16).view(np.float32) for m in wide)
     np.testing.assert_allclose(c, cut_a @ cut_b.T, rtol=1e-5, atol=1e-5)
     a8, b8 = random.integers(-128, 128, (16, 32), np.int8), random.integers(-128, 128, (8, 32), np.int8)

@@ -1,4 +1,4 @@
-"""`device`: a test that takes it runs in all thread orders of the emulator, in its checked build, and on a real GPU where one is."""
+"""`device`: a test that takes it runs in all thread orders of the emulator, in its checked build, and on a GPU if there is one."""
 
 import importlib.util
 from functools import partial

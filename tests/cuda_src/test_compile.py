@@ -1,5 +1,7 @@
 """Every kernel compiles for every architecture we serve, without spilling registers and within its shared memory."""
 
+from pathlib import Path
+
 import pytest
 
 from svc.compute.cuda.limits import STATIC_SHARED_BYTES, TESTED_ARCHS
@@ -8,6 +10,7 @@ from svc.compute.cuda.sources import Source, load_source, source_names
 from tests.cuda_src.nvrtc import NvrtcError, compile_source, nvrtc_folder, parse_log, variants
 
 needs_nvrtc = pytest.mark.skipif(nvrtc_folder() is None, reason="compiling kernels needs nvidia-cuda-nvrtc and nvidia-cuda-runtime")
+PLANTED = Path(__file__).parents[1] / "cuda_emulator" / "planted"
 CASES = [(name, defines) for name in source_names() for defines in variants(load_source(name))]
 
 
@@ -31,6 +34,15 @@ def test_compiles(name: str, defines: dict[str, str], arch: int) -> None:
     assert {report.name for report in reports} == set(parse_signatures(source.text, defines))
     assert {report.name: report.spilled_bytes for report in reports if report.spilled_bytes} == {}
     assert {report.name: report.shared_bytes for report in reports if report.shared_bytes > STATIC_SHARED_BYTES} == {}
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", TESTED_ARCHS, ids=case_id)
+def test_shared_helpers_compile(arch: int) -> None:
+    """Every instruction of include/ptx.cuh, and what no kernel may use yet, is one that the architecture has."""
+    for name in ("numeric", "bfloat16") if arch >= 80 else ("numeric",):
+        source = load_source(name, PLANTED)
+        assert {report.name for report in compile_source(source, {}, arch)} == set(parse_signatures(source.text))
 
 
 # ---- the gate itself
