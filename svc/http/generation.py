@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
+from svc.errors import RequestError
 from svc.http.errors import ApiError, internal_error, unavailable
 from svc.http.options import GenerationOptions
 from svc.http.schema import CacheReportOut, HeadraceOut, PromptTokensDetails, TimingsOut, UsageOut
@@ -126,8 +127,8 @@ class GenerationFailedError(Exception):
 class Generation:
     """All answers of a request: `num_choices` for each prompt, in order. Use it as a context manager.
 
-    Entering submits them; leaving cancels what has not ended, whatever the reason for leaving. Submitting raises QueueFullError,
-    DrainingError or RequestError, and then nothing is left behind.
+    Entering submits all of them or none; leaving cancels what has not ended, whatever the reason for leaving. Submitting raises
+    QueueFullError, DrainingError or RequestError, and then nothing is left behind.
     """
 
     service: Service
@@ -143,6 +144,7 @@ class Generation:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __enter__(self) -> "Generation":
+        self._check_number()
         try:
             for prompt_index, prompt in enumerate(self.prompts):
                 for choice in range(self.options.num_choices):
@@ -158,6 +160,16 @@ class Generation:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._cancel()
+
+    def _check_number(self) -> None:
+        """More answers than there is room for in an empty server would be told to come back for ever."""
+        num_choices, engine = self.options.num_choices, self.service.engine
+        wanted = len(self.prompts) * num_choices
+        if wanted > engine.max_requests:
+            counts = f"{len(self.prompts)} prompts with n={num_choices}" if len(self.prompts) > 1 else f"n={num_choices}"
+            message = f"{counts} are {wanted} answers; this server has room for {engine.max_requests} at once."
+            raise RequestError(message, param="n" if num_choices > 1 else "prompt")
+        engine.check_room(wanted)
 
     def _submit(self, prompt_index: int, prompt: PromptTokens, choice: int) -> None:
         service, options = self.service, self.options

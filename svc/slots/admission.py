@@ -25,9 +25,13 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(list(self._sequences))
 
-    def check_room(self, free_seats: int) -> None:
-        """Raises QueueFullError when a newcomer would make more wait than the bound, those that a free seat awaits not counted."""
-        if len(self._sequences) >= self._bound + free_seats:
+    @property
+    def bound(self) -> int:
+        return self._bound
+
+    def check_room(self, free_seats: int, newcomers: int = 1) -> None:
+        """Raises QueueFullError when newcomers would make more wait than the bound, those that a free seat awaits not counted."""
+        if len(self._sequences) + newcomers > self._bound + free_seats:
             raise QueueFullError(
                 f"the queue is full: {len(self._sequences)} requests are waiting (max_queue={self._bound})", retry_after_s=2.0
             )

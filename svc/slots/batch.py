@@ -82,6 +82,6 @@ def _sample(slot: Slot) -> Sample:
         position=len(sequence.tokens),
         choice=request.choice,
         params=request.params,
-        banned=request.banned if sequence.generated >= request.min_tokens else request.banned + tuple(request.stop_ids),
+        banned=sequence.banned,
         history=History(sequence.tokens.copy(), sequence.num_prompt) if request.params.has_penalties else None,
     )

@@ -82,12 +82,24 @@ class Engine:
         """The number of tokens the answer may have. RequestError when the prompt does not fit the context."""
         return self._scheduler.answer_tokens(prompt_tokens, max_tokens)
 
-    def submit(self, request: Request) -> TokenStream:
-        """Queues a request; its events come through the stream. Raises QueueFullError, DrainingError or RequestError."""
+    @property
+    def max_requests(self) -> int:
+        return self._scheduler.max_requests
+
+    def check_room(self, newcomers: int) -> None:
+        """Raises QueueFullError or DrainingError unless as many requests could be submitted now."""
+        self._check_open()
+        self._scheduler.check_room(newcomers)
+
+    def _check_open(self) -> None:
         if self.state in (EngineState.DRAINING, EngineState.STOPPED):
             raise DrainingError("the server is shutting down and takes no new requests")
         if self.state is EngineState.FAILED:
             raise DrainingError("the compute device has failed; the server needs a restart")
+
+    def submit(self, request: Request) -> TokenStream:
+        """Queues a request; its events come through the stream. Raises QueueFullError, DrainingError or RequestError."""
+        self._check_open()
         now = self._clock()
         sequence = self._scheduler.submit(request, now)
         if self._idle.is_set():

@@ -80,6 +80,7 @@ class Sequence:
     resumed_at: int = 0
     reason: str = ""
     join: JoinWait | None = None
+    banned_at_first: tuple[int, ...] = ()  # before min_tokens: the stop ids too
     prefix_with: dict[int, int] = field(default_factory=dict)  # other sequence's order -> common prefix, compared once
     joined: bool = False
     finished: bool = False
@@ -88,7 +89,13 @@ class Sequence:
 
     @classmethod
     def of(cls, request: Request, order: int, now: float) -> "Sequence":
-        return cls(request, order, now, TokenBuffer(request.prompt))
+        early = request.banned + tuple(request.stop_ids) if request.min_tokens else request.banned
+        return cls(request, order, now, TokenBuffer(request.prompt), banned_at_first=early)
+
+    @property
+    def banned(self) -> tuple[int, ...]:
+        """What must not be the next token."""
+        return self.banned_at_first if self.generated < self.request.min_tokens else self.request.banned
 
     @property
     def tokens(self) -> NDArray[np.int32]:

@@ -93,10 +93,19 @@ class Scheduler:
         room = self.context_tokens - prompt_tokens + 1
         return room if max_tokens is None else min(max_tokens, room)
 
+    @property
+    def max_requests(self) -> int:
+        """As many as there can be at once, seated or waiting."""
+        return self._cache.plan.num_rows + self._waiting.bound
+
+    def check_room(self, newcomers: int) -> None:
+        """Raises QueueFullError unless as many requests could be submitted now."""
+        self._waiting.check_room(self._cache.plan.num_rows - len(self._slots), newcomers)  # a closing seat is free after one step
+
     def submit(self, request: Request, now: float) -> Sequence:
         """Queues a request. Raises QueueFullError, or RequestError when it can never fit."""
         self.answer_tokens(len(request.prompt), request.max_tokens)
-        self._waiting.check_room(self._cache.plan.num_rows - len(self._slots))  # a closing seat is free after one step
+        self.check_room(1)
         self._arrivals += 1
         sequence = Sequence.of(request, self._arrivals, now)
         self._waiting.add(sequence)

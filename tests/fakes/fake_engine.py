@@ -68,6 +68,7 @@ class FakeEngine:
         self.state = EngineState.READY
         self.last_progress_s = 0.0
         self.context_tokens = context_tokens
+        self.max_requests = 10_000
         self.script = script
         self.refusal: Exception | None = None  # raised by the next submits
         self.on_finished: Callable[[Request, Finished], None] | None = None
@@ -82,6 +83,9 @@ class FakeEngine:
             raise RequestError("This model's maximum context length is exceeded", param="prompt", code="context_length_exceeded")
         room = self.context_tokens - prompt_tokens + 1
         return room if max_tokens is None else min(max_tokens, room)
+
+    def check_room(self, newcomers: int) -> None:
+        """There is room; see `refusal`."""
 
     def submit(self, request: Request) -> TokenStream:
         if self.refusal is not None:

@@ -441,12 +441,29 @@ def test_a_thousand_requests_with_random_cancels(hybrid: bool) -> None:
     harness.assert_nothing_leaked()
 
 
+def test_room_for_several_at_once() -> None:
+    """All that the queue and the free seats hold, no more; what can never be is known from `max_requests`."""
+    harness = Harness(num_rows=2, max_queue=3)
+    assert harness.scheduler.max_requests == 5
+    harness.scheduler.check_room(5)
+    harness.submit(prompt(20), 4)
+    harness.step()
+    harness.scheduler.check_room(4)
+    with pytest.raises(QueueFullError):
+        harness.scheduler.check_room(5)
+    for length in (21, 22, 23, 24):
+        harness.submit(prompt(length), 4)
+    with pytest.raises(QueueFullError):
+        harness.scheduler.check_room(1)
+
+
 def test_min_tokens_bans_the_stop_ids_for_so_long() -> None:
     """The stop ids are banned, beside what is banned anyway, until the answer has min_tokens tokens; then they may come."""
     harness = Harness()
     harness.ask(prompt(5), 5, stop_ids=frozenset({1001, 1002}), banned=(1003,), min_tokens=3)
     asked = [set(sample.banned) for batch in harness.backend.batches for sample in batch.samples]
     assert asked == [{1001, 1002, 1003}] * 3 + [{1003}] * 2
+    assert len({id(sample.banned) for batch in harness.backend.batches for sample in batch.samples}) == 2  # made once
 
 
 def test_penalties_see_every_token_before() -> None:
