@@ -3,7 +3,7 @@
 import math
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,8 @@ from svc.http.text.tokenizer import Tokenizer
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1000
+MAX_STOP_TOKENS = 1024
+RANDOM_SEEDS = (-1, 2**32 - 1)
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_BIAS_CHARS = 1000
@@ -35,7 +37,17 @@ def number(name: str, value: float | None, default: float, low: float, high: flo
     return float(value)
 
 
-def integer(name: str, value: int | None, default: int, low: int, high: int) -> int:
+def whole(name: str, value: float | None) -> int | None:
+    """A number without a fraction, however it is written."""
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise RequestError(f"{name} must be an integer, not {shown(value)}.", param=name)
+        return int(value)
+    return value
+
+
+def integer(name: str, value: float | None, default: int, low: int, high: int) -> int:
+    value = whole(name, value)
     if value is None:
         return default
     if not low <= value <= high:
@@ -59,45 +71,55 @@ def token_ids(values: list[int], param: str, vocab_size: int) -> list[int]:
     return [token_id(value, f"{param}[{index}]", vocab_size) for index, value in enumerate(values)]
 
 
-def token_count(name: str, value: int | None, default: int | None) -> int | None:
-    """A count beyond the context is cut to the context later; 0 evaluates the prompt only."""
+def token_count(name: str, value: float | None, default: int | None) -> int | None:
+    """A count beyond the context is cut to the context later; 0 evaluates the prompt only, -1 is no limit of its own."""
+    value = whole(name, value)
     if value is None:
         return default
+    if value == -1:
+        return None
     if value < 0:
         raise RequestError(f"{name} must not be negative, but is {shown(value)}.", param=name)
     return min(value, 2**31 - 1)
 
 
-def top_k(value: int | None, default: int) -> int:
+def top_k(value: float | None, default: int) -> int:
     """0 and -1 (vLLM's word) are off."""
     if value == -1:
         return 0
     return min(integer("top_k", value, default, 0, 2**63 - 1), 2**31 - 1)
 
 
-def last_n(value: int | None, default: int) -> int:
+def last_n(value: float | None, default: int) -> int:
     """-1 is all."""
     return min(integer("repeat_last_n", value, default, -1, 2**63 - 1), 2**31 - 1)
 
 
-def seed(value: int | None) -> int:
-    """Without a seed every request draws its own."""
-    if value is None:
+def seed(value: float | None) -> int:
+    """Without a seed every request draws its own, and so it does with one of llama-server's words for "any"."""
+    if value is None or value in RANDOM_SEEDS:
         return secrets.randbits(63)
     return integer("seed", value, 0, -(2**63), 2**63 - 1)
 
 
 def stop_strings(value: str | list[str] | None) -> tuple[str, ...]:
+    """Empty ones, which clients send for "none", do not count."""
     strings = [value] if isinstance(value, str) else value or []
     if len(strings) > MAX_STOP_STRINGS:
         raise RequestError(f"stop has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed.", param="stop")
     for index, string in enumerate(strings):
         param = "stop" if isinstance(value, str) else f"stop[{index}]"
-        if not string:
-            raise RequestError(f"{param} must not be empty.", param=param)
         if len(string) > MAX_STOP_CHARS:
             raise RequestError(f"{param} is longer than {MAX_STOP_CHARS} characters.", param=param)
-    return tuple(dict.fromkeys(strings))
+    return tuple(dict.fromkeys(filter(None, strings)))
+
+
+def stop_token_ids(values: Sequence[float], vocab_size: int) -> frozenset[int]:
+    """Each costs in every step in which it must not be sampled (`min_tokens`), so they are not to be many."""
+    if len(values) > MAX_STOP_TOKENS:
+        message = f"stop_token_ids has {len(values)} tokens; at most {MAX_STOP_TOKENS} are allowed."
+        raise RequestError(message, param="stop_token_ids")
+    return frozenset(token_id(whole("stop_token_ids", value), "stop_token_ids", vocab_size) for value in values)
 
 
 def logit_bias(value: Any, tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[tuple[int, float], ...], frozenset[int]]:

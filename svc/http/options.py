@@ -20,8 +20,8 @@ from svc.http.fields import (
     seed,
     shown,
     stop_strings,
+    stop_token_ids,
     token_count,
-    token_id,
     top_k,
     unsupported,
 )
@@ -33,7 +33,6 @@ MAX_LOGPROBS = 20
 MAX_TEMPERATURE = 100.0
 MAX_PENALTY = 100.0
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; chat has none
-LLAMA_RANDOM_SEEDS = (-1, 2**32 - 1)  # llama-server's words for "any seed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +108,10 @@ def completion_options(body: CompletionIn, vocabulary: Vocabulary) -> Generation
 def native_options(body: NativeIn, vocabulary: Vocabulary) -> GenerationOptions:
     """The options of llama-server's /completion, with its defaults; RequestError names the field.
 
-    Where llama-server has several words for "off" or "any" (a negative n_predict, a seed of -1, an empty stop string), so do we.
+    Where llama-server has more words for "off" than the others (any negative n_predict or temperature), so do we.
     """
     refuse_unsupported(body, UNSUPPORTED, UNSUPPORTED_NATIVE)
-    body.seed = None if body.seed in LLAMA_RANDOM_SEEDS else body.seed
     body.temperature = max(0.0, body.temperature) if body.temperature is not None else None
-    body.stop = [string for string in body.stop if string] if isinstance(body.stop, list) else body.stop or None
     name = "n_predict" if body.n_predict is not None else "max_tokens"
     asked = getattr(body, name)
     max_tokens = None if asked is not None and asked < 0 else token_count(name, asked, None)
@@ -132,7 +129,7 @@ def _options(
     max_predict_ms: float = 0.0,
 ) -> GenerationOptions:
     biases, never = logit_bias(body.logit_bias, vocabulary.tokenizer, vocabulary.size)
-    stop_ids = frozenset(token_id(value, "stop_token_ids", vocabulary.size) for value in body.stop_token_ids or ())
+    stop_ids = stop_token_ids(body.stop_token_ids or [], vocabulary.size)
     own_ends = vocabulary.tokenizer.eos_ids
     banned = never | (own_ends - stop_ids) if body.ignore_eos else never
     options = GenerationOptions(
@@ -186,7 +183,7 @@ def _repetition(body: GenerationIn, defaults: Defaults) -> tuple[float, int]:
     return penalty, last_n(body.repeat_last_n, LLAMA_REPEAT_LAST_N if llama else -1)
 
 
-def _min_tokens(value: int | None, max_tokens: int | None) -> int:
+def _min_tokens(value: float | None, max_tokens: int | None) -> int:
     min_tokens = integer("min_tokens", value, 0, 0, 2**31 - 1)
     if max_tokens is not None and min_tokens > max_tokens:
         message = f"min_tokens is {min_tokens}, more than the {max_tokens} tokens the answer may have."

@@ -7,11 +7,12 @@ import re
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, field
 
 from svc.errors import RequestError
 
 JsonObject = dict[str, Any]
+Whole = int | float  # clients written in JavaScript or Lua send 2.0 and mean 2; `fields.whole` refuses 2.5
 
 
 # -- requests -----------------------------------------------------------------------------------------------------------------
@@ -27,23 +28,23 @@ class GenerationIn(Struct, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
+    max_tokens: Whole | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: float | None = None
-    seed: int | None = None
+    seed: Whole | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    n: int | None = None
+    stop_token_ids: list[Whole] | None = None
+    n: Whole | None = None
     ignore_eos: bool | None = None
-    min_tokens: int | None = None
+    min_tokens: Whole | None = None
     logit_bias: Any = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     repeat_penalty: float | None = None
-    repeat_last_n: int | None = None
+    repeat_last_n: Whole | None = None
     cache_prompt: bool | None = None
     return_token_ids: bool | None = None
     cache_report: bool | None = None
@@ -63,9 +64,9 @@ class ChatIn(GenerationIn, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: list[JsonObject]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Whole | None = None
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
     chat_template_kwargs: JsonObject | None = None
@@ -83,7 +84,7 @@ class CompletionIn(GenerationIn, kw_only=True):
     """POST /v1/completions. `prompt`: a string, a list of strings, a list of token ids, or a list of such lists."""
 
     prompt: str | list[str | int | list[int]]
-    logprobs: int | None = None
+    logprobs: Whole | None = None
     echo: bool | None = None
 
     suffix: Any = None
@@ -94,8 +95,8 @@ class NativeIn(GenerationIn, kw_only=True):
     """POST /completion, llama-server's own. `prompt`: text, token ids, both mixed in one list, or a list of such prompts."""
 
     prompt: str | JsonObject | list[Any]
-    n_predict: int | None = None
-    n_probs: int | None = None
+    n_predict: Whole | None = None
+    n_probs: Whole | None = None
     return_tokens: bool | None = None
     response_fields: list[str] | None = None
     t_max_predict_ms: float | None = None
@@ -224,7 +225,7 @@ class LogprobOut(Struct):
 
 
 class ChatLogprobsOut(Struct):
-    content: list[LogprobOut]
+    content: list[Raw]  # LogprobOut
     refusal: None = None
 
 
@@ -284,10 +285,10 @@ class ChatChunkOut(Struct):
 class CompletionLogprobsOut(Struct):
     """The old form: four lists, one entry per token. A best list also has the sampled token when it is not among the best."""
 
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
+    tokens: list[str] = field(default_factory=list)
+    token_logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[Raw] = field(default_factory=list)  # dict[str, float]
+    text_offset: list[int] = field(default_factory=list)
 
 
 class CompletionChoiceOut(Struct):

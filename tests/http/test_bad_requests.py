@@ -26,7 +26,8 @@ def _check_shape(body: Any) -> None:
     [
         ("temperature", -0.1), ("temperature", 1e9), ("temperature", "hot"), ("temperature", [1]), ("top_p", 1.01), ("top_p", -1),
         ("min_p", 2), ("top_k", -2), ("top_k", 1.5), ("n", 0), ("n", 17), ("n", 10**30), ("n", True), ("seed", 2**64),
-        ("seed", 10**4000), ("max_tokens", -1), ("max_tokens", "5"), ("max_completion_tokens", -5), ("stop", ""), ("stop", 5),
+        ("seed", 10**4000), ("max_tokens", -2), ("max_tokens", 2.5), ("max_tokens", "5"), ("max_completion_tokens", -5), ("stop", 5),
+        ("stop_token_ids", [1.5]), ("stop_token_ids", [1] * 1025), ("n", 1e300),
         ("stop", ["x"] * 65), ("stop", "x" * 1001), ("top_logprobs", 5), ("stream", "yes"), ("stop_token_ids", [VOCAB_SIZE]),
         ("logit_bias", 5), ("logit_bias", [[1, 2]] * 1025), ("logit_bias", {str(i): False for i in range(VOCAB_SIZE)}),
         ("presence_penalty", 101), ("frequency_penalty", -101), ("frequency_penalty", "much"), ("repetition_penalty", 0),
@@ -53,7 +54,6 @@ async def test_bad_chat_field_is_named(field: str, value: Any) -> None:
     ("body", "param"),
     [
         ({"messages": [*USER, 5]}, "messages[1]"),
-        ({"messages": USER, "stop": ["a", ""]}, "stop[1]"),
         ({"messages": USER, "stop": ["a", 1]}, "stop[1]"),
         ({"messages": USER, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"messages": USER, "logit_bias": {str(VOCAB_SIZE): 1}}, f"logit_bias.{VOCAB_SIZE}"),
@@ -250,6 +250,42 @@ async def test_refusal_of_one_choice_leaves_none_behind() -> None:
         status, _ = await at.post(CHAT, {"messages": USER, "n": 3})
     assert status == 429
     assert [sequence.cancelled for sequence in engine.sequences] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETIONS, {"prompt": ["a"] * 128, "n": 16}, "n"),
+        (COMPLETIONS, {"prompt": ["a"] * 7}, "prompt"),
+        ("/completion", {"prompt": ["a"] * 7}, "prompt"),
+        (CHAT, {"messages": USER, "n": 7}, "n"),
+    ],
+)
+async def test_more_answers_than_there_can_ever_be(path: str, body: Any, param: str) -> None:
+    """A 400 with both numbers in it: a 429 would have the client come back for ever."""
+    engine = FakeEngine(saying("x"))
+    engine.max_requests = 6
+    async with serving(engine) as at:
+        status, answer = await at.post(path, body)
+        assert (status, answer["error"]["param"]) == (400, param)
+        assert "room for 6 at once" in answer["error"]["message"]
+        assert engine.sequences == []
+        assert (await at.post(CHAT, {"messages": USER, "n": 6}))[0] == 200
+
+
+async def test_all_answers_or_none_are_submitted() -> None:
+    """Room is asked for all answers before the first is submitted."""
+    asked: list[int] = []
+
+    def no_room(newcomers: int) -> None:
+        asked.append(newcomers)
+        raise QueueFullError("the queue is full", retry_after_s=1)
+
+    engine = FakeEngine(saying("x"))
+    engine.check_room = no_room  # type: ignore[method-assign]
+    async with serving(engine) as at:
+        status, _ = await at.post(COMPLETIONS, {"prompt": ["a", "b"], "n": 3})
+    assert (status, asked, engine.sequences) == (429, [6], [])
 
 
 async def test_chat_without_a_template() -> None:
