@@ -1,9 +1,16 @@
-"""Log probabilities as the two OpenAI dialects and llama-server write them."""
+"""Log probabilities as the two OpenAI dialects and llama-server write them.
+
+Every entry is written to JSON when its token comes: twenty names for each of many thousand tokens would take seconds at the end of
+an answer, and all of them as objects a few kilobytes a token until then.
+"""
 
 import codecs
 
+import msgspec
+from msgspec import Raw
+
 from svc.http.native_schema import NativeProbabilityOut, NativeTopOut
-from svc.http.schema import ChatLogprobsOut, CompletionLogprobsOut, LogprobOut, TopLogprobOut
+from svc.http.schema import CompletionLogprobsOut, LogprobOut, TopLogprobOut
 from svc.http.text.tokenizer import Tokenizer
 from svc.slots.events import TokenEvent
 
@@ -12,21 +19,25 @@ LOWEST = -9999.0  # OpenAI's number for "impossible"; JSON has no infinity
 _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
-def chat_logprobs(tokens: list[TokenEvent], tokenizer: Tokenizer) -> ChatLogprobsOut:
-    """One entry per token, with its bytes: joined, they are the answer also where a token is half a character."""
+_encode = msgspec.json.Encoder().encode
+
+
+def chat_logprobs(tokens: list[TokenEvent], tokenizer: Tokenizer) -> list[Raw]:
+    """One `LogprobOut` per token, with its bytes: joined, they are the answer also where a token is half a character."""
     content = []
     for event in tokens:
         top = [TopLogprobOut(*_named(token, logprob, tokenizer)) for token, logprob in event.top]
-        content.append(LogprobOut(*_named(event.token, event.logprob, tokenizer), top))
-    return ChatLogprobsOut(content)
+        content.append(Raw(_encode(LogprobOut(*_named(event.token, event.logprob, tokenizer), top))))
+    return content
 
 
-def native_probabilities(tokens: list[TokenEvent], tokenizer: Tokenizer) -> list[NativeProbabilityOut]:
-    """llama-server's `completion_probabilities`."""
+def native_probabilities(tokens: list[TokenEvent], tokenizer: Tokenizer) -> list[Raw]:
+    """One `NativeProbabilityOut` per token, of llama-server's `completion_probabilities`."""
     entries = []
     for event in tokens:
         top = [NativeTopOut(token, *_with_bytes(token, tokenizer), _finite(logprob)) for token, logprob in event.top]
-        entries.append(NativeProbabilityOut(event.token, *_with_bytes(event.token, tokenizer), _finite(event.logprob), top))
+        out = NativeProbabilityOut(event.token, *_with_bytes(event.token, tokenizer), _finite(event.logprob), top)
+        entries.append(Raw(_encode(out)))
     return entries
 
 
@@ -37,17 +48,23 @@ class CompletionLogprobs:
         self._tokenizer = tokenizer
         self._offset = 0
         self._decoder = _new_decoder("replace")
+        self._out = CompletionLogprobsOut()
 
-    def of(self, tokens: list[TokenEvent]) -> CompletionLogprobsOut:
-        """The entries of the answer's next tokens."""
-        out = CompletionLogprobsOut([], [], [], [])
+    def add(self, tokens: list[TokenEvent]) -> None:
+        """The answer's next tokens."""
+        out = self._out
         for event in tokens:
             name, logprob = self._name(event.token), _finite(event.logprob)
             out.tokens.append(name)
             out.token_logprobs.append(logprob)
-            out.top_logprobs.append({self._name(token): _finite(best) for token, best in event.top} | {name: logprob})
+            best = {self._name(token): _finite(best) for token, best in event.top} | {name: logprob}
+            out.top_logprobs.append(Raw(_encode(best)))
             out.text_offset.append(self._offset)
             self._offset += len(self._decoder.decode(_bytes_of(event.token, self._tokenizer)))
+
+    def take(self) -> CompletionLogprobsOut:
+        """The entries since the last call."""
+        out, self._out = self._out, CompletionLogprobsOut()
         return out
 
     def _name(self, token: int) -> str:

@@ -1,6 +1,6 @@
 """The answers of llama-server's own endpoints, with its names; what it says of features that do not exist here is left out."""
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from svc.http.schema import HeadraceOut, TimingsOut
 
@@ -57,7 +57,7 @@ class NativePieceOut(Struct):
     id_slot: int
     tokens_predicted: int
     tokens_evaluated: int
-    completion_probabilities: list[NativeProbabilityOut] | UnsetType = UNSET
+    completion_probabilities: list[Raw] | UnsetType = UNSET  # NativeProbabilityOut
 
 
 class NativeOut(Struct):
@@ -79,7 +79,7 @@ class NativeOut(Struct):
     stopping_word: str
     tokens_cached: int
     timings: TimingsOut
-    completion_probabilities: list[NativeProbabilityOut] | UnsetType = UNSET
+    completion_probabilities: list[Raw] | UnsetType = UNSET  # NativeProbabilityOut
     headrace: HeadraceOut | UnsetType = UNSET
 
 

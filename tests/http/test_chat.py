@@ -4,6 +4,9 @@ import asyncio
 import math
 from typing import Any
 
+import pytest
+
+from svc.http.text.tokenizer import Tokenizer
 from svc.slots.events import FinishReason, TokenEvent
 from svc.slots.request import Request
 from tests.fakes.fake_engine import FakeEngine, saying
@@ -348,3 +351,57 @@ async def test_what_clients_make_of_messages() -> None:
         status, _ = await at.post("/v1/chat/completions", {"messages": messages})
     assert status == 200
     assert list(at.engine.sequences[0].request.prompt) == ids(rendered)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_what_lenient_clients_send(path: str) -> None:
+    """LM Studio's and llama.cpp's words for "no limit" and "any seed", integers written as floats, empty stop strings."""
+    body = {
+        **(USER if "chat" in path else {"prompt": "a"}), "max_tokens": -1, "seed": -1, "top_k": 40.0, "n": 2.0, "min_tokens": 1.0,
+        "repeat_last_n": 64.0, "stop": ["", "."], "stop_token_ids": [66.0],
+    }  # fmt: skip
+    async with serving(FakeEngine(saying("ab. c"), context_tokens=200)) as at:
+        status, first = await at.post(path, body)
+        await at.post(path, body | {"stop": ""})
+        await at.post(path, body | {"max_tokens": 7.0, "seed": 5.0})
+    assert status == 200
+    assert [choice["finish_reason"] for choice in first["choices"]] == ["stop"] * 2
+    texts = [choice["message"]["content"] if "chat" in path else choice["text"] for choice in first["choices"]]
+    assert texts == ["ab"] * 2
+    requests = [sequence.request for sequence in at.engine.sequences]
+    assert len({request.params.seed for request in requests[::2]}) == 3
+    assert (requests[4].params.seed, requests[4].max_tokens) == (5, 7)
+    assert [request.max_tokens for request in requests[:4]] == [200 - len(requests[0].prompt) + 1] * 4
+    assert (requests[0].params.top_k, requests[0].params.repeat_last_n, requests[0].min_tokens) == (40, 64, 1)
+    assert 66 in requests[0].stop_ids
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {**USER, "logprobs": True, "top_logprobs": 1}),
+        ("/v1/completions", {"prompt": "a", "logprobs": 1}),
+        ("/completion", {"prompt": "a", "n_probs": 1}),
+    ],
+)
+async def test_logprobs_are_written_as_they_come(path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token's names are looked up before the next one comes, not all of them at the end of a long answer."""
+    named: asyncio.Queue[int] = asyncio.Queue()
+    token_bytes = Tokenizer.token_bytes
+
+    def watched(self: Tokenizer, token: int) -> bytes:
+        named.put_nowait(token)
+        return token_bytes(self, token)
+
+    monkeypatch.setattr(Tokenizer, "token_bytes", watched)
+    async with asyncio.timeout(10), serving(FakeEngine()) as at:
+        answer = asyncio.create_task(at.post(path, body))
+        sequence = await at.engine.submitted.get()
+        for token in (65, 66, 67):
+            sequence.say(TokenEvent(token, -1.0, ((token, -1.0),)))
+            while await named.get() != token:
+                pass
+        assert not answer.done()
+        sequence.end(FinishReason.STOP)
+        status, _ = await answer
+    assert status == 200

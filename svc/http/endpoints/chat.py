@@ -2,10 +2,11 @@
 
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from svc.errors import RequestError
 from svc.http.fields import blaming
@@ -95,7 +96,13 @@ class ChatDialect:
 
     # -- whole ------------------------------------------------------------------------------------------------------------------
     def add(self, piece: Piece) -> None:
-        self._kept.setdefault(piece.answer.index, _Kept()).add(piece)
+        kept = self._kept.setdefault(piece.answer.index, _Kept())
+        kept.texts.append(piece.text)
+        kept.finish_reason = piece.finish_reason or kept.finish_reason
+        if self._options.return_token_ids:
+            kept.token_ids += [event.token for event in piece.tokens]
+        if self._options.logprobs:
+            kept.logprobs += chat_logprobs(piece.tokens, self._service.tokenizer)
 
     def whole(self) -> ChatOut:
         return ChatOut(
@@ -116,8 +123,8 @@ class ChatDialect:
             index=answer.index,
             message=MessageOut("".join(kept.texts)),
             finish_reason=kept.finish_reason,
-            logprobs=self._logprobs(kept.tokens),
-            token_ids=self._token_ids(kept.tokens),
+            logprobs=ChatLogprobsOut(kept.logprobs) if self._options.logprobs else None,
+            token_ids=kept.token_ids if self._options.return_token_ids else UNSET,
         )
 
     # -- stream -----------------------------------------------------------------------------------------------------------------
@@ -166,7 +173,7 @@ class ChatDialect:
 
     # -- both -------------------------------------------------------------------------------------------------------------------
     def _logprobs(self, tokens: list[TokenEvent]) -> ChatLogprobsOut | None:
-        return chat_logprobs(tokens, self._service.tokenizer) if self._options.logprobs else None
+        return ChatLogprobsOut(chat_logprobs(tokens, self._service.tokenizer)) if self._options.logprobs else None
 
     def _token_ids(self, tokens: list[TokenEvent]) -> list[int] | UnsetType:
         return [event.token for event in tokens] if self._options.return_token_ids else UNSET
@@ -175,15 +182,11 @@ class ChatDialect:
         return list(answer.prompt.ids) if self._options.return_token_ids else UNSET
 
 
+@dataclass(slots=True)
 class _Kept:
-    """The pieces of one answer so far."""
+    """One answer so far."""
 
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.tokens: list[TokenEvent] = []
-        self.finish_reason = ""
-
-    def add(self, piece: Piece) -> None:
-        self.texts.append(piece.text)
-        self.tokens += piece.tokens
-        self.finish_reason = piece.finish_reason or self.finish_reason
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Raw] = field(default_factory=list)
+    finish_reason: str = ""

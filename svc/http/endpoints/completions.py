@@ -23,7 +23,6 @@ from svc.http.schema import (
 )
 from svc.http.service import DOOR, Service
 from svc.http.text.chat_template import PromptTokens
-from svc.slots.events import TokenEvent
 
 
 async def create(request: web.Request) -> web.StreamResponse:
@@ -112,7 +111,7 @@ class CompletionDialect:
     def _take(self, answer: Answer, *, first: bool) -> CompletionChoiceOut:
         """What came since the last call, as a choice."""
         text, tokens, logprobs, reason = self._of(answer).take()
-        ids: list[int] | UnsetType = [event.token for event in tokens] if self._options.return_token_ids else UNSET
+        ids: list[int] | UnsetType = tokens if self._options.return_token_ids else UNSET
         prompt_ids: list[int] | UnsetType = list(answer.prompt.ids) if self._options.return_token_ids and first else UNSET
         return CompletionChoiceOut(answer.index, text, reason, logprobs, prompt_ids, ids)
 
@@ -134,15 +133,17 @@ class _Progress:
         self.text = echoed
         self.finish_reason: str | None = None
         self.begun = False
-        self._tokens: list[TokenEvent] = []
+        self._tokens: list[int] = []
         self._logprobs = logprobs
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
-        self._tokens += piece.tokens
+        self._tokens += [event.token for event in piece.tokens]
+        if self._logprobs:
+            self._logprobs.add(piece.tokens)
         self.finish_reason = piece.finish_reason
 
-    def take(self) -> tuple[str, list[TokenEvent], CompletionLogprobsOut | None, str | None]:
+    def take(self) -> tuple[str, list[int], CompletionLogprobsOut | None, str | None]:
         text, tokens = self.text, self._tokens
         self.text, self._tokens, self.begun = "", [], True
-        return text, tokens, self._logprobs.of(tokens) if self._logprobs else None, self.finish_reason
+        return text, tokens, self._logprobs.take() if self._logprobs else None, self.finish_reason

@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw
 
 from svc.errors import RequestError
 from svc.http.fields import shown
 from svc.http.generation import Answer, Generation, Piece
 from svc.http.logprobs import native_probabilities
 from svc.http.middleware import scope_of
-from svc.http.native_schema import SAMPLERS, NativeOut, NativePieceOut, NativeProbabilityOut, SettingsOut
+from svc.http.native_schema import SAMPLERS, NativeOut, NativePieceOut, SettingsOut
 from svc.http.off_loop import TEXT_THREADS
 from svc.http.options import GenerationOptions, native_options
 from svc.http.prompts import NamedPrompt, check_number, encode_prompts
@@ -21,7 +21,7 @@ from svc.http.reply import reply
 from svc.http.schema import JsonObject, NativeIn, decode
 from svc.http.service import DOOR, Service
 from svc.http.text.chat_template import PromptTokens
-from svc.slots.events import TokenEvent
+from svc.http.text.tokenizer import Tokenizer
 
 NO_SLOT = -1  # which seat an answer gets is the scheduler's business, and may change on the way
 
@@ -96,38 +96,37 @@ class NativeDialect:
         unsent = self._of(piece.answer)
         unsent.add(piece)
         if unsent.text or (piece.finish_reason and unsent.tokens):
-            text, tokens = unsent.take()
+            text, tokens, probabilities = unsent.take()
             yield NativePieceOut(
                 index=piece.answer.index,
                 content=text,
-                tokens=[event.token for event in tokens],
+                tokens=tokens,
                 stop=False,
                 id_slot=NO_SLOT,
                 tokens_predicted=unsent.num_tokens,
                 tokens_evaluated=len(piece.answer.prompt.ids),
-                completion_probabilities=self._probabilities(tokens),
+                completion_probabilities=probabilities or UNSET,
             )
         if piece.finish_reason:
-            yield self._end(piece.answer, "", [])
+            yield self._end(piece.answer, "", [], [])
 
     def last_chunk(self) -> None:
         return None
 
     # -- both -------------------------------------------------------------------------------------------------------------------
     def _of(self, answer: Answer) -> "_Unsent":
-        return self._unsent.setdefault(answer.index, _Unsent())
+        if answer.index not in self._unsent:
+            self._unsent[answer.index] = _Unsent(self._service.tokenizer if self._options.logprobs else None)
+        return self._unsent[answer.index]
 
-    def _probabilities(self, tokens: list[TokenEvent]) -> list[NativeProbabilityOut] | UnsetType:
-        return native_probabilities(tokens, self._service.tokenizer) if self._options.logprobs and tokens else UNSET
-
-    def _end(self, answer: Answer, text: str, tokens: list[TokenEvent]) -> object:
+    def _end(self, answer: Answer, text: str, tokens: list[int], probabilities: list[Raw]) -> object:
         """The whole answer, or the last event of its stream."""
         assert answer.finished is not None
         usage = answer.finished.usage
         out = NativeOut(
             index=answer.index,
             content=text,
-            tokens=[event.token for event in tokens] if self._return_tokens else [],
+            tokens=tokens if self._return_tokens else [],
             id_slot=NO_SLOT,
             stop=True,
             model=self._service.model.name,
@@ -141,10 +140,10 @@ class NativeDialect:
             stopping_word=answer.stopping_word or "",
             tokens_cached=usage.cached_tokens,
             timings=answer.timings(),
-            completion_probabilities=self._probabilities(tokens),
+            completion_probabilities=probabilities or UNSET,
             headrace=self._generation.report_of(answer) or UNSET,
         )
-        return out if not self._fields else picked(msgspec.to_builtins(out), self._fields)
+        return out if not self._fields else picked(msgspec.to_builtins(out, builtin_types=(Raw,)), self._fields)
 
     def _truncated(self, answer: Answer) -> bool:
         """Whether the answer ended because the context is full."""
@@ -157,20 +156,26 @@ class NativeDialect:
 class _Unsent:
     """What one answer has that was not sent yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        """With a tokenizer if probabilities are wanted."""
         self.text = ""
-        self.tokens: list[TokenEvent] = []
+        self.tokens: list[int] = []
         self.num_tokens = 0  # sent ones included
+        self._tokenizer = tokenizer
+        self._probabilities: list[Raw] = []
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
-        self.tokens += piece.tokens
+        self.tokens += [event.token for event in piece.tokens]
         self.num_tokens += len(piece.tokens)
+        if self._tokenizer:
+            self._probabilities += native_probabilities(piece.tokens, self._tokenizer)
 
-    def take(self) -> tuple[str, list[TokenEvent]]:
-        text, tokens = self.text, self.tokens
-        self.text, self.tokens = "", []
-        return text, tokens
+    def take(self) -> tuple[str, list[int], list[Raw]]:
+        """(text, tokens, their probabilities)."""
+        taken = self.text, self.tokens, self._probabilities
+        self.text, self.tokens, self._probabilities = "", [], []
+        return taken
 
 
 def picked(answer: JsonObject, fields: Sequence[str]) -> JsonObject:
