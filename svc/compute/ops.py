@@ -41,6 +41,9 @@ class Ops(Protocol):
 
     name: str
 
+    def close(self) -> None:
+        """Ends threads and gives back what the room holds itself; nothing of it may be used afterwards."""
+
     # -- arrays and weights -----------------------------------------------------------------------------------------------------
     def weight(self, tensor: GgufTensor) -> Weight:
         """Prepares a quantized or float matrix (2-D) or stack of experts (3-D). Keeps the file's type; may keep the map itself."""

@@ -70,8 +70,9 @@ class ModelRunner:
         return StepResult(sampled, captured, self._clock() - started, scores)
 
     def close(self) -> None:
-        """Lets go of the device memory."""
+        """Lets go of the device memory and closes the ops: the runner is their owner."""
         del self._caches, self._hidden, self._vectors, self._logits
+        self._ops.close()
 
     def _prepare_memory(self, batch: StepBatch) -> None:
         """Copies, then saves, then the rows that start: a seat can be saved, given away and filled again in one step."""

@@ -34,17 +34,17 @@ class Setting:
 @pytest.fixture
 def fresh() -> Callable[..., Driver]:
     """`fresh(model, **setting)`: a new server's worth of memory around a model, nothing cached."""
-    rooms: list[CpuOps] = []
+    runners: list[ModelRunner] = []
 
     def make(model: str, **changes: object) -> Driver:
         setting = Setting(**changes)  # type: ignore[arg-type]
         ops = CpuOps(setting.threads, level=setting.level, poison=True)
-        rooms.append(ops)
         config, source = open_model(MODELS / f"{model}.gguf")
         layout = config.memory_layout(setting.page_tokens, setting.kv_type)
         plan = MemoryPlan(layout, setting.num_pages, setting.num_rows, setting.num_cells)
-        return Driver(ModelRunner(load_model(source, config, ops), ops, plan, setting.max_step_tokens))
+        runners.append(ModelRunner(load_model(source, config, ops), ops, plan, setting.max_step_tokens))
+        return Driver(runners[-1])
 
     yield make
-    for ops in rooms:
-        ops.close()
+    for runner in runners:
+        runner.close()

@@ -32,6 +32,9 @@ class ReferenceOps:
         """`dequant_cache_bytes`: how much of the weights may stay in memory as float32; the rest is dequantized at each use."""
         self._dequant_cache = DequantCache(dequant_cache_bytes)
 
+    def close(self) -> None:
+        """There is nothing to end."""
+
     def weight(self, tensor: GgufTensor) -> ReferenceWeight | list[ReferenceWeight]:
         return prepare(tensor, self._dequant_cache)
 
