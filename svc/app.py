@@ -36,7 +36,7 @@ from svc.http.text.tokenizer import Tokenizer
 from svc.lifecycle import Notifier, Shutdown
 from svc.log import Logger, configure_logging
 from svc.machine import available_memory_bytes
-from svc.memory.auto_budget import resolve_budgets
+from svc.memory.auto_budget import resolve_budgets, weights_remark
 from svc.memory.plan import MemoryPlan, plan_memory
 from svc.memory.sequence_cache import SequenceCache
 from svc.metrics import Metrics
@@ -195,9 +195,13 @@ def load(config: Config, logger: Logger, progress: Progress) -> Loaded:
     tokenizer = read_tokenizer(opened)
     template = chat_template(config, file, tokenizer)
     ops = choose_ops(config, logger)
-    plan = memory_plan(config, model_config, file.file_bytes, context_tokens)
+    available_bytes = available_memory_bytes()
+    plan = memory_plan(config, model_config, available_bytes, file.file_bytes, context_tokens)
+    too_large = weights_remark(weights_bytes=file.file_bytes, caches_bytes=plan.total_bytes, available_bytes=available_bytes)
+    if too_large:
+        logger.warning("weights_not_read_ahead", reason=too_large)
     _warn(config, opened, ops.name, plan, template, logger)
-    model = load_model(opened.source, model_config, ops, progress)
+    model = load_model(opened.source, model_config, ops, progress, read_in=too_large is None)
     runner = ModelRunner(model, ops, plan, config.max_step_tokens)
     return Loaded(file, model_config, context_tokens, runner, tokenizer, template)
 
@@ -230,14 +234,15 @@ def choose_ops(config: Config, logger: Logger) -> Ops:
         return cast(Ops, ReferenceOps())
 
 
-def memory_plan(config: Config, model: ModelConfig, file_bytes: int, context_tokens: int) -> MemoryPlan:
+def memory_plan(config: Config, model: ModelConfig, available_bytes: int, weights_bytes: int, context_tokens: int) -> MemoryPlan:
     """Budgets in bytes to counts. MemoryBudgetError says what would fit."""
     layout = model.memory_layout(config.page_tokens, config.kv_type)
     kv_bytes, snapshot_bytes = resolve_budgets(
         layout,
         kv_bytes=None if config.kv_bytes == "auto" else config.kv_bytes,
         snapshot_bytes=None if config.snapshot_bytes == "auto" else config.snapshot_bytes,
-        available_bytes=available_memory_bytes() - file_bytes,
+        available_bytes=available_bytes,
+        weights_bytes=weights_bytes,
         num_rows=config.max_seats,
         context_tokens=context_tokens,
     )
@@ -325,7 +330,7 @@ def _engine(config: Config, loaded: Loaded, worker: ComputeWorker, metrics: Metr
 
 
 async def _warm_up(worker: ComputeWorker, path: Path) -> None:
-    """One token through every layer before anybody waits for it: pages the weights in, and finds a model that computes nonsense.
+    """One token through every layer before anybody waits for it: finds a model that computes nonsense.
 
     It writes row and page 0, which nobody owns yet and whoever gets them first overwrites.
     """

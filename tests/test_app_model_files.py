@@ -8,6 +8,7 @@ import structlog
 from structlog.testing import LogCapture
 
 from svc import app
+from svc.compute import runner
 from svc.compute.weights.gguf_file import GgufFile
 from svc.compute.weights.writer import write_gguf
 from svc.config import Config
@@ -65,3 +66,23 @@ def test_a_model_in_parts(tmp_path: Path, logger: Any) -> None:
     assert len(loaded.file.tensors) == len(whole.tensors)
     assert loaded.runner.model.unused_tensors == ()
     assert app.model_name(Config(model=str(part))) == "big-Q4"
+
+
+def test_a_model_larger_than_the_memory(logger: Any, captured: LogCapture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With both budgets given it is served from the disk: one warning with the numbers, and nothing is read ahead."""
+    asked: list[bool] = []
+
+    def load_model(*args: Any, read_in: bool) -> Any:
+        asked.append(read_in)
+        return runner.load_model(*args, read_in=read_in)
+
+    monkeypatch.setattr(app, "load_model", load_model)
+    plan = load(logger).runner.plan
+    assert (asked, captured.entries) == ([True], [])
+    caches_bytes = 2**23 + 2**24 + plan.num_rows * plan.layout.state_bytes
+    monkeypatch.setattr(app, "available_memory_bytes", lambda: caches_bytes)
+    assert load(logger).runner.plan == plan
+    assert asked == [True, False]
+    (warning,) = captured.entries
+    assert warning["log_level"] == "warning"
+    assert f"the weights are {MODEL.stat().st_size} bytes" in warning["reason"]

@@ -13,7 +13,7 @@ from svc.compute.weights.gguf_file import GgufFile
 from svc.config import Config
 from svc.errors import ConfigError
 from svc.machine import available_memory_bytes
-from svc.memory.auto_budget import resolve_budgets
+from svc.memory.auto_budget import resolve_budgets, weights_remark
 from svc.memory.plan import MemoryPlan, plan_memory
 
 CHAT_TEMPLATE_KEY = "tokenizer.chat_template"
@@ -120,7 +120,8 @@ def inspect_model(config: Config, available_bytes: int) -> Report:
         layout,
         kv_bytes=None if config.kv_bytes == "auto" else config.kv_bytes,
         snapshot_bytes=None if config.snapshot_bytes == "auto" else config.snapshot_bytes,
-        available_bytes=available_bytes - file.file_bytes,
+        available_bytes=available_bytes,
+        weights_bytes=file.file_bytes,
         num_rows=config.max_seats,
         context_tokens=context_tokens,
     )
@@ -128,6 +129,8 @@ def inspect_model(config: Config, available_bytes: int) -> Report:
         layout, kv_bytes=kv_bytes, snapshot_bytes=snapshot_bytes, num_rows=config.max_seats, context_tokens=context_tokens
     )
     remarks = [remark.reason for remark in opened.remarks]
+    too_large = weights_remark(weights_bytes=file.file_bytes, caches_bytes=plan.total_bytes, available_bytes=available_bytes)
+    remarks += [too_large] if too_large else []
     return Report(_file_report(file), _model_report(model, file), _memory_report(plan, context_tokens), remarks)
 
 

@@ -9,6 +9,7 @@ from svc.cli.progress import ProgressLine
 from svc.config import Config
 from svc.errors import ConfigError, MemoryBudgetError
 from svc.machine import available_memory_bytes
+from svc.memory.auto_budget import weights_remark
 from svc.memory.plan import MemoryPlan
 
 if TYPE_CHECKING:  # slow to import: only when a model is really loaded
@@ -43,12 +44,15 @@ def load_bare(
     ops = choose_ops(config, configure_logging("warning", "console"))
     layout = opened.config.memory_layout(config.page_tokens, config.kv_type)
     plan = MemoryPlan(layout, num_pages, num_rows, num_cells)
-    free_bytes = available_memory_bytes() - opened.file.file_bytes
+    free_bytes = available_memory_bytes()
     if plan.total_bytes > free_bytes:
         raise MemoryBudgetError(
             f"{num_rows} sequences at once, {plan.kv_tokens} tokens in all, need {plan.total_bytes} bytes, "
-            f"but {max(free_bytes, 0)} are free beside the weights: take fewer or shorter ones"
+            f"but {free_bytes} are free: take fewer or shorter ones"
         )
+    too_large = weights_remark(weights_bytes=opened.file.file_bytes, caches_bytes=plan.total_bytes, available_bytes=free_bytes)
+    if too_large:
+        print(f"headrace: warning: {too_large}", file=sys.stderr)
     with ProgressLine("loading", max(1, opened.file.file_bytes), quiet=quiet) as line:
-        model = load_model(opened.source, opened.config, ops, lambda done, total: line.update(done))
+        model = load_model(opened.source, opened.config, ops, lambda done, total: line.update(done), read_in=too_large is None)
     return ModelRunner(model, ops, plan, config.max_step_tokens)

@@ -15,21 +15,25 @@ def resolve_budgets(
     kv_bytes: int | None,
     snapshot_bytes: int | None,
     available_bytes: int,
+    weights_bytes: int,
     num_rows: int,
     context_tokens: int,
 ) -> tuple[int, int]:
     """(kv_bytes, snapshot_bytes) for `plan_memory`. None asks for an automatic budget.
 
-    `available_bytes` is what the caches may use at most: free memory less the weights. An automatic budget is never below what
-    the seats need. Raises MemoryBudgetError when the sum, live rows included, is more than `available_bytes`.
+    `available_bytes` is free memory, of which the weights take `weights_bytes`. An automatic budget is never below what the seats
+    need. Raises MemoryBudgetError when the sum, live rows included, is more than is free beside the weights; or, where both budgets
+    are given, more than is free: weights that do not fit can be read from the disk again (`weights_remark`), caches cannot.
     """
+    all_given = kv_bytes is not None and snapshot_bytes is not None
+    beside_bytes = max(available_bytes - weights_bytes, 0)
     row_bytes = num_rows * layout.state_bytes
     smallest_kv, smallest_snapshots = 2 * num_rows * layout.page_bytes, num_rows * layout.state_bytes
     pages_per_context = -(-context_tokens // layout.page_tokens)
     useful_kv = USEFUL_CONTEXTS_PER_SEAT * num_rows * pages_per_context * layout.page_bytes
     useful_snapshots = USEFUL_CELLS_PER_SEAT * num_rows * layout.state_bytes
 
-    share = int(FREE_SHARE * available_bytes) - row_bytes - (kv_bytes or 0) - (snapshot_bytes or 0)
+    share = int(FREE_SHARE * beside_bytes) - row_bytes - (kv_bytes or 0) - (snapshot_bytes or 0)
     if kv_bytes is None and snapshot_bytes is None:
         # What one of the two cannot use goes to the other.
         kv = min(useful_kv, max(int(KV_SHARE * share), share - useful_snapshots))
@@ -43,9 +47,25 @@ def resolve_budgets(
         snapshots = max(snapshots, smallest_snapshots)
 
     total = kv + snapshots + row_bytes
-    if total > available_bytes:
+    if total > (available_bytes if all_given else beside_bytes):
+        free = f"{available_bytes} are free" if all_given else f"{beside_bytes} are free beside the weights"
+        remedy = "give smaller budgets or fewer seats"
+        if total <= available_bytes:
+            remedy += (
+                ", or both budgets as numbers: the weights are then read from the disk as far as they do not fit, which is slow"
+            )
         raise MemoryBudgetError(
-            f"{num_rows} seats with kv_bytes={kv} and snapshot_bytes={snapshots} need {total} bytes "
-            f"but {max(available_bytes, 0)} are free beside the weights: give smaller budgets or fewer seats"
+            f"{num_rows} seats with kv_bytes={kv} and snapshot_bytes={snapshots} need {total} bytes but {free}: {remedy}"
         )
     return kv, snapshots
+
+
+def weights_remark(*, weights_bytes: int, caches_bytes: int, available_bytes: int) -> str | None:
+    """What to say of weights that do not fit beside the caches, in one sentence; None where they do."""
+    beside_bytes = max(available_bytes - caches_bytes, 0)
+    if weights_bytes <= beside_bytes:
+        return None
+    return (
+        f"the weights are {weights_bytes} bytes but {beside_bytes} are free beside the caches: "
+        "they are read from the disk again and again, which is slow"
+    )

@@ -10,6 +10,7 @@ from svc.compute.backend import Capture, PageCopy, Piece, RowCell, Sample, Score
 from svc.compute.reference import ReferenceOps
 from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner, load_model, open_model
 from svc.compute.sampling.params import SamplingParams
+from svc.compute.weights import gguf_file
 from svc.memory.plan import MemoryPlan
 from tests.compute.rig import GGUF, GREEDY, PAGE_TOKENS, PAGES_PER_ROW, Rig, golden, prompt
 from tests.tolerances import LOGITS_GOLDEN, LOGITS_REFERENCE_SELF
@@ -204,6 +205,44 @@ def test_progress() -> None:
     assert len(set(done)) > 50
     assert seen[-1] == (total, total)
     assert {whole for _, whole in seen} == {total}
+
+
+def test_what_progress_raises_ends_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a tensor too: a large one takes seconds to come from the disk."""
+    monkeypatch.setattr(gguf_file, "READ_BYTES", 10_000)
+    config, source = open_model(MODEL)
+    seen: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        seen.append(done)
+        if len(seen) == 3:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        load_model(source, config, ReferenceOps(), progress)
+    assert seen == [10_000, 20_000, 30_000]
+    assert source.file.tensors["token_embd.weight"].nbytes > 30_000
+
+
+def test_a_model_too_large_to_be_read_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No page of a weight is touched beforehand; the bytes are counted all the same."""
+
+    def refuse(tensor: gguf_file.GgufTensor) -> None:
+        raise AssertionError(f"{tensor.name} was read in")
+
+    monkeypatch.setattr(gguf_file.GgufTensor, "read_in", refuse)
+    config, source = open_model(MODEL)
+    seen: list[tuple[int, int]] = []
+    load_model(source, config, ReferenceOps(), lambda done, total: seen.append((done, total)), read_in=False)
+    assert len(set(seen)) > 50
+    assert seen[-1][0] == seen[-1][1] > 0
+
+
+def test_close_closes_the_ops() -> None:
+    """The runner is the owner of the room: its threads end with it."""
+    ops, runner = recording()
+    runner.close()
+    assert ops.calls == ["close"]
 
 
 TOKENS = np.array([1, 2, 3], np.int32)

@@ -47,9 +47,15 @@ def _refuse_other_files(file: GgufFile) -> None:
         raise ModelFileError(f"{file.path}: this is a file of the type {kind!r}, not a model")
 
 
-def load_model(source: WeightSource, config: ModelConfig, ops: Ops, progress: Progress | None = None) -> Model:
+def load_model(
+    source: WeightSource, config: ModelConfig, ops: Ops, progress: Progress | None = None, *, read_in: bool = True
+) -> Model:
     """Hands every tensor of the file to `ops`. ModelFileError naming a missing or misshapen one.
 
-    `progress(bytes_done, bytes_in_all)` is called on the way, the last time with both equal.
+    `progress(bytes_done, bytes_in_all)` is called on the way, the last time with both equal; what it raises ends the load.
+    `read_in`: the weights are read from the disk now and not by the first steps. Only for a file that fits into memory: of a larger
+    one the beginning would be gone again at the end.
     """
-    return assemble(WeightLoader(source, ops, progress), config, ARCHITECTURES[config.architecture].load_layer)
+    with source.file.being_read(whole=read_in):
+        loader = WeightLoader(source, ops, progress, read_in)
+        return assemble(loader, config, ARCHITECTURES[config.architecture].load_layer)

@@ -17,12 +17,16 @@ Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 
 
 class WeightLoader:
-    """One load of one file into one room. Counts bytes for `progress`."""
+    """One load of one file into one room. Counts bytes for `progress`.
 
-    def __init__(self, source: WeightSource, ops: "Ops", progress: Progress | None = None) -> None:
+    With `read_in` the data is read from the disk on the way. Without, a room that uses the map leaves that to the first step.
+    """
+
+    def __init__(self, source: WeightSource, ops: "Ops", progress: Progress | None = None, read_in: bool = True) -> None:
         self.source = source
         self._ops = ops
         self._progress = progress
+        self._read_in = read_in
         self._done_bytes = 0
         self._total_bytes = sum(tensor.nbytes for tensor in source.file.tensors.values())
 
@@ -40,9 +44,8 @@ class WeightLoader:
 
     def prepare(self, tensor: GgufTensor) -> Any:
         """A weight from a tensor taken already, whole or a part of one."""
-        weight = self._ops.weight(tensor)
         self._count(tensor)
-        return weight
+        return self._ops.weight(tensor)
 
     def finish(self) -> None:
         """Says that all bytes are done: what nobody takes is not loaded but is no longer waited for either."""
@@ -57,9 +60,10 @@ class WeightLoader:
         return self._ops.vector(tensor.dequantize().reshape(shape))
 
     def _count(self, tensor: GgufTensor) -> None:
+        for done in tensor.read_in() if self._read_in else (tensor.nbytes,):
+            if self._progress:
+                self._progress(self._done_bytes + done, self._total_bytes)
         self._done_bytes += tensor.nbytes
-        if self._progress:
-            self._progress(self._done_bytes, self._total_bytes)
 
 
 def row_slice(tensor: GgufTensor, start: int, stop: int) -> GgufTensor:

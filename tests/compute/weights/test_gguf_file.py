@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gguf import quants
 
+from svc.compute.weights import gguf_file
 from svc.compute.weights.gguf_file import GgufFile
 from svc.compute.weights.writer import write_gguf
 from svc.errors import ModelFileError
@@ -126,6 +127,47 @@ def test_the_file_is_mapped_not_copied() -> None:
     for tensor in model.tensors.values():
         assert not tensor.data.flags.writeable
         assert not tensor.data.flags.owndata
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says what of a map is in memory")
+def test_reading_in_brings_everything_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the map is ours before, all of it is after every tensor was read in; and it tells so a little at a time."""
+    monkeypatch.setattr(gguf_file, "READ_BYTES", 100_000)
+    model = GgufFile.open(BF16_MODEL)
+    before = _resident_bytes(BF16_MODEL)
+    for tensor in model.tensors.values():
+        done = [0, *tensor.read_in()]
+        assert done[-1] == tensor.nbytes
+        assert all(0 < step <= 100_000 for step in np.diff(done))
+    first = min(tensor.data.ctypes.data for tensor in model.tensors.values())
+    weights = max(tensor.data.ctypes.data + tensor.nbytes for tensor in model.tensors.values()) - first
+    assert before < weights < model.file_bytes
+    assert _resident_bytes(BF16_MODEL) >= weights
+
+
+def _resident_bytes(path: Path) -> int:
+    """Of the largest map of a file: what this process has touched since it was made."""
+    found, ours = [0], False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if not line.split()[0].endswith(":"):
+            ours = line.endswith(str(path))
+        elif ours and line.startswith("Rss:"):
+            found.append(int(line.split()[1]) * 1024)
+    return found[-1]
+
+
+def test_a_slice_of_every_expert_is_read_in_without_a_copy() -> None:
+    """Parts of a stack are not contiguous: each is read for itself."""
+    stack = np.arange(3 * 8 * 1000, dtype=np.uint32).view(np.uint8).reshape(3, 8, 4000)
+    tensor = gguf_file.GgufTensor("part", (3, 4, 1000), "F32", stack[:, 2:6])
+    tracemalloc.start()
+    try:
+        done = list(tensor.read_in())
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert done == [16_000, 32_000, 48_000]
+    assert peak_bytes < 10_000
 
 
 def test_arrays_outlive_the_file_object() -> None:
