@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from svc.compute.cuda.device import Device
-from svc.compute.cuda.ends import final_hidden, hidden_rows, live_hidden
+from svc.compute.cuda.ends import final_hidden, hidden_rows, live_hidden, logits
+from svc.compute.cuda.quantize import workspace_bytes
 from svc.compute.reference.math import rms_norm
+from tests.cuda_src.matrices import Matrix, assert_close
 from tests.tolerances import KERNEL
 
 EPSILON = 1e-6
@@ -70,3 +72,16 @@ def test_live_hidden(device: Device) -> None:
     expected = slab[[3, 0, 0, 3], 31:]
     expected[1] = 0
     np.testing.assert_array_equal(device.to_host(out), expected)
+
+
+@pytest.mark.parametrize(("kind", "count"), [("Q8_0", 1), ("Q8_0", 11), ("F16", 2)])
+def test_logits(device: Device, kind: str, count: int) -> None:
+    """One row and many, floats and blocks; the vocabulary is odd. A row asked for exactly has the bits it has alone."""
+    output, vectors = Matrix(device, kind, 101, 64), normal(1, count, 64)
+    workspace = device.empty((workspace_bytes(count, 64),), np.uint8)
+    out, alone = device.empty((count, 101), np.float32), device.empty((1, 101), np.float32)
+    logits(device, out, output.weight, device.from_host(vectors), workspace)
+    assert_close(device.to_host(out), output.dot(vectors))
+    logits(device, out, output.weight, device.from_host(vectors), workspace, exact=True)
+    logits(device, alone, output.weight, device.from_host(vectors[-1:]), workspace)
+    np.testing.assert_array_equal(device.to_host(out)[-1:], device.to_host(alone))

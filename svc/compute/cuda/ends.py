@@ -1,6 +1,9 @@
-"""Final hidden rows: out of the residual stream into live rows and cells, and to where logits are wanted."""
+"""Final hidden rows: out of the residual stream into live rows and cells, and to where logits are wanted; and logits."""
 
 from svc.compute.cuda.device import Device, DeviceArray, Stream
+from svc.compute.cuda.matmul import matmul
+from svc.compute.cuda.quantize import activations
+from svc.compute.cuda.weights import CudaWeight
 
 
 def final_hidden(
@@ -64,6 +67,23 @@ def live_hidden(
         kernel = device.module("ends").kernel("live_hidden")
         args = (out, rows_slab, rows, rows_slab.shape[1], hidden_offset, columns)
         device.launch(kernel, (count,), (_threads(columns),), args, stream=stream)
+
+
+def logits(
+    device: Device,
+    out: DeviceArray,
+    output: CudaWeight,
+    vectors: DeviceArray,
+    workspace: DeviceArray,
+    *,
+    exact: bool = False,
+    stream: Stream | None = None,
+) -> None:
+    """out[i] = output . vectors[i]; out [n, V], vectors [n, C] float32, workspace uint8 as quantize.py wants it.
+
+    `exact`: the same bits for a row whatever the number of rows beside it.
+    """
+    matmul(device, out, activations(device, vectors, workspace, [output], stream), output, exact=exact, stream=stream)
 
 
 def _threads(columns: int) -> int:
