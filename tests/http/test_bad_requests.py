@@ -26,8 +26,8 @@ def _check_shape(body: Any) -> None:
     [
         ("temperature", -0.1), ("temperature", 1e9), ("temperature", "hot"), ("temperature", [1]), ("top_p", 1.01), ("top_p", -1),
         ("min_p", 2), ("top_k", -2), ("top_k", 1.5), ("n", 0), ("n", 17), ("n", 10**30), ("n", True), ("seed", 2**64),
-        ("seed", 10**4000), ("max_tokens", -2), ("max_tokens", 2.5), ("max_tokens", "5"), ("max_completion_tokens", -5), ("stop", 5),
-        ("stop_token_ids", [1.5]), ("stop_token_ids", [1] * 1025), ("n", 1e300),
+        ("seed", 10**4000), ("max_tokens", -2), ("max_tokens", 2.5), ("max_tokens", "5"), ("max_completion_tokens", -5),
+        ("stop", 5), ("stop_token_ids", [1.5]), ("stop_token_ids", [1] * 1025), ("n", 1e300),
         ("stop", ["x"] * 65), ("stop", "x" * 1001), ("top_logprobs", 5), ("stream", "yes"), ("stop_token_ids", [VOCAB_SIZE]),
         ("logit_bias", 5), ("logit_bias", [[1, 2]] * 1025), ("logit_bias", {str(i): False for i in range(VOCAB_SIZE)}),
         ("presence_penalty", 101), ("frequency_penalty", -101), ("frequency_penalty", "much"), ("repetition_penalty", 0),
@@ -167,9 +167,10 @@ async def _still_serves(at: Harness) -> None:
 async def test_prompt_beyond_the_context() -> None:
     """The error has OpenAI's code and its opening words (clients look for both)."""
     async with serving(FakeEngine(saying("x"), context_tokens=10)) as at:
-        for path, body in ((CHAT, {"messages": USER}), (COMPLETIONS, {"prompt": "a" * 11})):
+        for path, body, param in ((CHAT, {"messages": USER}, "messages"), (COMPLETIONS, {"prompt": "a" * 11}, "prompt")):
             status, answer = await at.post(path, body)
             assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+            assert answer["error"]["param"] == param
             assert answer["error"]["message"].startswith("This model's maximum context length is")
 
 
@@ -195,7 +196,8 @@ async def test_models() -> None:
             assert models["object"] == "list"
             (model,) = models["data"]
             assert (model["id"], model["object"], model["max_model_len"]) == ("tiny/model", "model", 4096)
-            assert {"created", "owned_by", "meta"} <= set(model)
+            assert {"created", "owned_by"} <= set(model)
+            assert model["meta"]["n_ctx_train"] == 4096
             assert await at.get(f"{prefix}/models/tiny/model") == (200, model)
         status, body = await at.get("/v1/models/other")
         assert (status, body["error"]["code"]) == (404, "model_not_found")

@@ -103,7 +103,10 @@ async def test_loop_turns_while_a_large_request_is_prepared(monkeypatch: pytest.
         answer = asyncio.create_task(at.post(CHAT, LARGE[CHAT]))
         for _ in range(100):
             await asyncio.sleep(0)
-        assert (await at.get("/v1/models"))[0] == 200
+        for path in ("/v1/models", "/props", "/slots", "/health", "/metrics"):
+            async with at.client.get(path) as response:
+                assert response.status == 200
+        assert (await at.post("/tokenize", {"content": "a"}))[0] == 200
         assert not answer.done()
         turned.set()
         assert (await answer)[0] == 200

@@ -7,7 +7,8 @@ import openai
 import pytest
 
 from svc.errors import DrainingError, QueueFullError
-from svc.slots.events import FinishReason
+from svc.slots.events import FinishReason, TokenEvent
+from svc.slots.request import Request
 from tests.fakes.fake_engine import FakeEngine, saying
 from tests.http.harness import Harness, serving
 
@@ -65,6 +66,46 @@ async def test_completions() -> None:
         assert "".join([chunk.choices[0].text async for chunk in stream]) == "Hello"
 
 
+async def test_options_and_choices() -> None:
+    """Two choices with logprobs, a stop list, a seed and the newer name of max_tokens, whole and streamed."""
+
+    def script(request: Request) -> list[TokenEvent]:
+        first = TokenEvent(ord("A") + request.choice, -0.5, ((ord("A"), -0.5), (ord("Z"), -3.0)))
+        return [first, *(TokenEvent(byte, -1.0, ()) for byte in b"b END c")]
+
+    async with serving(FakeEngine(script)) as at, sdk(at) as client:
+        options = {"stop": ["nothing", " END"], "seed": 11, "max_completion_tokens": 50, "logprobs": True, "top_logprobs": 2}
+        answer = await client.chat.completions.create(model="m", messages=USER, n=2, **options)  # type: ignore[call-overload]
+        stream = await client.chat.completions.create(model="m", messages=USER, n=2, stream=True, **options)  # type: ignore[call-overload]
+        chunks = [choice async for chunk in stream for choice in chunk.choices]
+        assert [choice.message.content for choice in answer.choices] == ["Ab", "Bb"]
+        assert [choice.finish_reason for choice in answer.choices] == ["stop", "stop"]
+        best = answer.choices[1].logprobs.content[0]
+        assert (best.token, best.logprob, [top.token for top in best.top_logprobs]) == ("B", -0.5, ["A", "Z"])
+        for index, text in enumerate(("Ab", "Bb")):
+            assert "".join(choice.delta.content or "" for choice in chunks if choice.index == index) == text
+            assert [choice.finish_reason for choice in chunks if choice.index == index][-1] == "stop"
+        assert answer.usage.completion_tokens == 2 * len("Ab END")
+    requests = [sequence.request for sequence in at.engine.sequences]
+    assert [(request.choice, request.params.seed, request.max_tokens) for request in requests] == [(0, 11, 50), (1, 11, 50)] * 2
+
+
+async def test_completions_with_options() -> None:
+    """Echo, several choices, a stop list, usage at the end of a stream."""
+    async with serving(FakeEngine(saying("Hello. You"))) as at, sdk(at) as client:
+        answer = await client.completions.create(model="m", prompt="Say ", echo=True, n=2, stop=["."], seed=3, max_tokens=20)
+        assert [(choice.index, choice.text, choice.finish_reason) for choice in answer.choices] == [
+            (0, "Say Hello", "stop"),
+            (1, "Say Hello", "stop"),
+        ]
+        stream = await client.completions.create(model="m", prompt="a", stream=True, stream_options={"include_usage": True})
+        chunks = [chunk async for chunk in stream]
+        assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == "Hello. You"
+        assert chunks[-1].choices == []
+        assert chunks[-1].usage
+        assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (1, 10)
+
+
 async def test_models() -> None:
     async with serving(FakeEngine()) as at, sdk(at) as client:
         models = [model.id async for model in client.models.list()]
@@ -81,7 +122,8 @@ async def test_error_classes() -> None:
         assert (bad.value.param, bad.value.type) == ("temperature", "invalid_request_error")
         with pytest.raises(openai.BadRequestError) as long:
             await create(model="m", messages=[{"role": "user", "content": "x" * 100}])
-        assert long.value.code == "context_length_exceeded"
+        assert (long.value.code, long.value.param) == ("context_length_exceeded", "messages")
+        assert "This model's maximum context length is" in str(long.value)  # what litellm knows it by
         with pytest.raises(openai.NotFoundError):
             await client.models.retrieve("other")
         at.engine.refusal = QueueFullError("full", retry_after_s=1)
