@@ -21,6 +21,7 @@ ORDERS: tuple[Order, ...] = ("forward", "reverse", "random")
 
 # The runtime has one state, and catches the signals of the whole process: one launch at a time.
 _ONE_LAUNCH = threading.Lock()
+_TEXT = ctypes.create_string_buffer(16384)  # what a launch has to say; under the lock
 
 
 class _Description(ctypes.Structure):
@@ -112,8 +113,9 @@ class KernelImage:
     ) -> Stats:
         """`values`: numpy scalars, and addresses as uint64. `arrays`: (first byte, end, writable) of all memory the kernel may
         touch."""
-        cells = [ctypes.create_string_buffer(value.tobytes(), 8) for value in values]
-        arguments = (ctypes.c_void_p * max(len(cells), 1))(*map(ctypes.addressof, cells))
+        cells = ctypes.create_string_buffer(b"".join(value.tobytes().ljust(8, b"\0") for value in values) or b"\0")
+        first = ctypes.addressof(cells)
+        arguments = (ctypes.c_void_p * max(len(values), 1))(*range(first, first + 8 * len(values), 8))
         ranges = _pack_ranges([(low, high, int(writable)) for low, high, writable in arrays])
         launch = _Launch(
             kernel=self._kernels[kernel],
@@ -132,11 +134,12 @@ class KernelImage:
             arrays=ctypes.addressof(ranges),
             num_arrays=len(arrays),
         )
-        stats, text = Stats(), ctypes.create_string_buffer(16384)
+        stats = Stats()
         with _ONE_LAUNCH:
-            failed = _runtime(self.build).emu_launch(ctypes.byref(launch), ctypes.byref(stats), text, len(text))
+            failed = _runtime(self.build).emu_launch(ctypes.byref(launch), ctypes.byref(stats), _TEXT, len(_TEXT))
+            text = _TEXT.value.decode(errors="replace") if failed else ""
         if failed:
-            raise DeviceFaultError(f"{kernel}: {self._explain(text.value.decode(errors='replace'))}")
+            raise DeviceFaultError(f"{kernel}: {self._explain(text)}")
         return stats
 
     def _descriptions(self) -> dict[str, Any]:
