@@ -85,18 +85,20 @@ __device__ __forceinline__ int draw(const Source& source, int n, const Likely& l
     const float relative = likely.of(value);
     return (double)relative < min_p ? 0 : (u64)(relative * likely.unit);
   };
-  auto total = [&]() -> u64 {
-    u64 sum = 0;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) sum += weight(i);
-    return block_sum_u64(sum, scratch.parts);
-  };
   if (top_k) cut = cut_reaching(source, n, [](int) -> u64 { return 1; }, (u64)top_k, scratch);
-  if (number[TOP_P] < 1) cut = cut_reaching(source, n, weight, top_p_target ? top_p_target : share_of(number[TOP_P], total()), scratch);
+  if (number[TOP_P] < 1) {
+    if (!top_p_target) {
+      u64 sum = 0;
+      for (int i = threadIdx.x; i < n; i += blockDim.x) sum += weight(i);
+      top_p_target = share_of(number[TOP_P], block_sum_u64(sum, scratch.parts));
+    }
+    cut = cut_reaching(source, n, weight, top_p_target, scratch);
+  }
   min_p = number[MIN_P];
-  const u64 all = total();
-  u64 mark = (u64)(number[UNIFORM] * (double)all);
-  if (mark >= all) mark = all - 1;  // a sum above 2^53 may have been rounded up
-  return source.id(first_above(n, weight, mark, scratch));
+  const double uniform = number[UNIFORM];
+  // Below the total, though that is rounded: u < 1 means at most the double before the total's.
+  auto mark_of = [uniform](u64 total) -> u64 { return (u64)(uniform * (double)total); };
+  return source.id(first_above(n, weight, mark_of, scratch));
 }
 
 extern "C" __global__ void __launch_bounds__(1024)

@@ -110,18 +110,21 @@ __device__ __forceinline__ Segment segment_of_warp(int n) {
   return Segment{begin, min(n, begin + size)};
 }
 
-// The first index at which the running sum of weight(i) is above `mark`. -1 when the sum of all is not.
-template <class Weight> __device__ __forceinline__ int first_above(int n, Weight weight, u64 mark, SelectScratch& scratch) {
+// The first index at which the running sum of weight(i) is above mark_of(sum of all), which must be below the sum of all.
+template <class Weight, class Mark> __device__ __forceinline__ int first_above(int n, Weight weight, Mark mark_of, SelectScratch& scratch) {
   const Segment mine = segment_of_warp(n);
   u64 sum = 0;
   for (int i = mine.begin + lane_index(); i < mine.end; i += WARP) sum += weight(i);
   sum = warp_sum_u64(sum);
   if (lane_index() == 0) scratch.parts[warp_index()] = sum;
-  if (threadIdx.x == 0) scratch.found = -1;
   __syncthreads();
-  u64 before = 0;
-  for (int warp = 0; warp < warp_index(); warp++) before += scratch.parts[warp];
-  if (before <= mark && mark < before + sum) {  // one warp, or none
+  u64 before = 0, total = 0;
+  for (int warp = 0; warp < num_warps(); warp++) {
+    if (warp == warp_index()) before = total;
+    total += scratch.parts[warp];
+  }
+  const u64 mark = mark_of(total);
+  if (before <= mark && mark < before + sum) {  // one warp
     for (int start = mine.begin;; start += WARP) {
       const int i = start + lane_index();
       const u64 running = before + warp_prefix_u64(i < mine.end ? weight(i) : 0);
@@ -186,7 +189,7 @@ __device__ __forceinline__ Cut cut_reaching(const Source& source, int n, Weight 
     known |= 255u << shift;
   }
   auto equal = [&](int i) -> u64 { return order_key(source.value(i)) == key ? weight(i) : 0; };
-  const int last = first_above(n, equal, target - 1, scratch);
+  const int last = first_above(n, equal, [target](u64) { return target - 1; }, scratch);
   return Cut{key, source.id(last)};
 }
 

@@ -116,15 +116,16 @@ def test_extreme_ranges(plain: Device, scale: float) -> None:
 
 
 def test_first_and_last_draw(plain: Device) -> None:
-    """u = 0 gives the first token kept, u next to 1 the last."""
-    logits = some_logits(1, 1, 257)
-    plan = plan_samples(draws(SamplingParams(top_k=5), 1, 2), [0, 0])
-    plan.numbers[:, 3] = 0.0, np.nextafter(1.0, 0.0)
-    tokens = plain.empty((2,), np.int32)
-    best = plain.empty((2, 1), np.uint64)
+    """u = 0 gives the first token kept, u next to 1 the last, however the sum of all is rounded."""
+    logits = some_logits(1, 16, 7, spread=0.3)
+    rows = [*range(16)] * 2
+    plan = plan_samples(draws(SamplingParams(), 32, 1), rows)
+    plan.samples[::3, 2] = 4  # top_k
+    plan.numbers[:16, 3], plan.numbers[16:, 3] = 0.0, np.nextafter(1.0, 0.0)
+    tokens, best = plain.empty((32,), np.int32), plain.empty((32, 1), np.uint64)
     sample_tokens(plain, tokens, plain.from_host(logits), plain.from_host(plan.samples), plain.from_host(plan.numbers), best)
-    kept = np.sort(np.argsort(-logits[0], kind="stable")[:5])
-    assert plain.to_host(tokens).tolist() == [kept[0], kept[-1]]
+    kept = [np.sort(np.argsort(-logits[row])[: top_k or 7]) for row, top_k in zip(rows, plan.samples[:, 2], strict=True)]
+    assert plain.to_host(tokens).tolist() == [k[0] for k in kept[:16]] + [k[-1] for k in kept[16:]]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
