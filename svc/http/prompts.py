@@ -44,6 +44,7 @@ def _encode(prompt: NamedPrompt, vocabulary: Vocabulary, limit: PromptLimit) -> 
     """A text at the beginning gets the token that begins texts, if the model has one; token ids are taken as they are."""
     tokenizer = vocabulary.tokenizer
     parts = [prompt.raw] if isinstance(prompt.raw, str) else prompt.raw
+    limit.check(len(parts))
     limit.check(sum(tokenizer.min_tokens(part) if isinstance(part, str) else 1 for part in parts))
     if set(map(type, parts)) == {int}:
         return token_ids([part for part in parts if isinstance(part, int)], prompt.param, vocabulary.size)

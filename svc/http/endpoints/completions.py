@@ -53,7 +53,7 @@ def _split(prompt: str | list[str | int | list[int]]) -> list[NamedPrompt]:
         param = f"prompt[{index}]"
         raise RequestError(f"{param}: strings, token ids and lists of token ids cannot be mixed in one prompt.", param=param)
     if kind is int:
-        return [NamedPrompt("prompt", [item for item in prompt if isinstance(item, int)])]
+        return [NamedPrompt("prompt", prompt)]
     check_number(prompt)
     return [NamedPrompt(f"prompt[{index}]", item) for index, item in enumerate(prompt) if not isinstance(item, int)]
 

@@ -148,6 +148,8 @@ def test_slices_encode_to_what_they_are_in_the_whole(spaced: Tokenizer, units: l
         slices = list(spaced._slices(text))
     assert "".join(slices) == text
     assert all(slices)
+    cut = spaced._bpe.pre_tokenizer.pre_tokenize_str  # a small vocabulary hides most wrong cuts: the words show them
+    assert [word for part in slices for word, _ in cut(well_formed(part))] == [word for word, _ in cut(well_formed(text))]
 
 
 def test_long_text_comes_in_parts(tokenizer: Tokenizer) -> None:
