@@ -10,6 +10,9 @@
 //
 // Not done here, as it would race with other heads that read the same channels: convolution rows move on in delta_finish.
 // Losers (on paper, unmeasured): a warp a column (10 shuffles for each 4 numbers a lane; here 10 for 16), state in shared memory.
+//
+// Variant: KEY_DIM=128 VALUE_DIM=128 GROUPED=1
+// Variant: KEY_DIM=32 VALUE_DIM=32
 #include "delta.cuh"
 
 constexpr int THREADS = 128;
@@ -97,7 +100,7 @@ __device__ __forceinline__ void prepare_head(float* out, const float* raw, const
 
 // raw [T][channels]; beta, alpha [T][num_value_heads] as projected; taps [channels][TAPS]; a, dt_bias [num_value_heads];
 // reads [T][V] out. Sequences of more than `max_tokens` tokens and those whose live row is negative are left alone.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 delta_decode(float* __restrict__ reads, const float* __restrict__ raw, const float* __restrict__ beta, const float* __restrict__ alpha,
              const float* __restrict__ taps, const float* __restrict__ a, const float* __restrict__ dt_bias, float* __restrict__ recurrent,
              const float* __restrict__ conv_rows, float* __restrict__ cell_recurrent, i64 state_elements, const int* __restrict__ rows,

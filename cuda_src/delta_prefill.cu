@@ -5,17 +5,17 @@
 //   X = v_i - e^(G_i) k_i^T S;  U = T X;  o = e^(G_i) q_i^T S + (P T) X;  S = e^(G_end) S + sum_i e^(G_end - G_i) k_i U_i^T
 //
 // 1. delta_chunk: T, P T and the decays of every chunk and value head, all chunks at once. Grid [chunks, num_value_heads].
-// 2. delta_scan: the chunks of a sequence one after the other. Grid [VALUE_DIM / COLUMNS, num_value_heads, sequences]; the state of its
-//    COLUMNS columns stays in shared memory (46 KiB with the rest), so that one sequence of a model with 32 heads of 128 gives 128 blocks.
+// 2. delta_scan: the chunks of a sequence one after the other. Grid [ceil(VALUE_DIM / 32), num_value_heads, sequences]; the state of its
+//    32 columns stays in shared memory (46 KiB with the rest), so that one sequence of a model with 32 heads of 128 gives 128 blocks.
 //
 // G is kept in two floats: strong decays (-77 a token) would otherwise take the digits of the weak ones that follow in a chunk.
 // D is masked before its exponential is taken; only differences G_i - G_j with i >= j ever are exponents.
-// Later: tensor cores for the products with S (TF32 in three parts, or the tolerance suffers), loads one stage ahead across phases.
+// A scanning block runs alone on its multiprocessor, so loads go one slice ahead, through registers (a second slice in shared memory would
+// not fit sm_75). Later, with a GPU to measure on: tensor cores for the products with S (TF32 in three parts, or the digits suffer).
+//
+// Variant: KEY_DIM=128 VALUE_DIM=128 GROUPED=1
+// Variant: KEY_DIM=32 VALUE_DIM=32
 #include "delta.cuh"
-
-#ifndef COLUMNS
-#define COLUMNS (VALUE_DIM % 32 == 0 ? 32 : 16)
-#endif
 
 constexpr int SLICE = KEY_DIM % 32 == 0 ? 32 : 16;  // of the summed dimension, staged at once
 constexpr int SLICE_ROW = SLICE + 4;                // padded: rows 16 apart fall into different banks
@@ -103,7 +103,7 @@ __device__ __forceinline__ void invert(float* lower, float* product) {
 
 // mixed [T][channels], gates [T][num_value_heads] of delta_conv; chunks [n]: (first token, tokens, first capture, captures).
 // work [n][num_value_heads][CHUNK_WORK]: T, P T, e^(G_i), e^(G_end - G_i). Rows and columns behind the chunk's tokens are zero.
-extern "C" __global__ void __launch_bounds__(CHUNK_THREADS)
+extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 2)
 delta_chunk(float* __restrict__ work, const float* __restrict__ mixed, const float2* __restrict__ gates, const int4* __restrict__ chunks,
             int num_key_heads, int num_value_heads) {
   __shared__ __align__(16) float staged[2 * CHUNK * SLICE_ROW < CHUNK * LOWER_ROW ? CHUNK * LOWER_ROW : 2 * CHUNK * SLICE_ROW];
@@ -195,12 +195,14 @@ delta_chunk(float* __restrict__ work, const float* __restrict__ mixed, const flo
 
 // ---- 2. the state through the chunks --------------------------------------------------------------------------------------------------
 
-constexpr int SCAN_THREADS = 4 * COLUMNS;             // a thread has rows group + 16 e and 4 neighbouring columns
+constexpr int COLUMNS = 32;
+constexpr int SCAN_THREADS = 128;  // 16 groups of 8: a thread has rows group + 16 e and 4 neighbouring columns
 constexpr int STATE_ROW = COLUMNS + 4;
-constexpr int KEY_TILE = KEY_DIM / GROUPS;            // rows of the state that a thread updates
+constexpr int KEY_TILE = KEY_DIM / GROUPS;  // rows of the state that a thread updates
 constexpr int KEY_ROW = KEY_DIM + 4;
-constexpr int KEY_ROWS = 16;                          // tokens staged at once for the update
-constexpr int SLICES_SIZE = 2 * CHUNK * HALF_ROW;     // the largest of the three kinds of slices
+constexpr int KEY_ROWS = 32;                        // tokens staged at once for the update
+constexpr int SLICES_SIZE = 2 * CHUNK * HALF_ROW;   // the largest of the three kinds of slices
+constexpr int HELD = 2 * CHUNK * 32 / 4 / SCAN_THREADS;
 
 struct ScanShared {
   float state[KEY_DIM * STATE_ROW];  // [key dimension][column]
@@ -211,11 +213,54 @@ struct ScanShared {
 static_assert(2 * CHUNK * SLICE_ROW <= SLICES_SIZE && KEY_ROWS * KEY_ROW <= SLICES_SIZE, "slices share their place");
 static_assert(sizeof(ScanShared) <= 48 * 1024, "fixed shared memory");
 
+// The slice to be computed with next, on its way from global memory while the present one is in use.
+struct Held {
+  float4 part[HELD];
+
+  // ROWS rows of WIDTH floats into part[FROM ...]; rows from `valid` on do not exist and are zero.
+  template <int ROWS, int WIDTH, int FROM = 0> __device__ __forceinline__ void fetch(const float* from, i64 stride, int valid) {
+#pragma unroll
+    for (int n = 0; n < ROWS * WIDTH / 4 / SCAN_THREADS; n++) {
+      const int i = threadIdx.x + n * SCAN_THREADS, row = i / (WIDTH / 4);
+      part[FROM + n] = row < valid ? load4(from + row * stride + i % (WIDTH / 4) * 4) : make_float4(0.f, 0.f, 0.f, 0.f);
+    }
+  }
+  template <int ROWS, int WIDTH> __device__ __forceinline__ void put(float* to, int to_row) const {
+#pragma unroll
+    for (int n = 0; n < ROWS * WIDTH / 4 / SCAN_THREADS; n++) {
+      const int i = threadIdx.x + n * SCAN_THREADS;
+      store4(to + i / (WIDTH / 4) * to_row + i % (WIDTH / 4) * 4, part[n]);
+    }
+  }
+};
+
+// One chunk of one value head, and how its slices are fetched. A pair of matrices has the rows of the first, then those of the second.
+struct Chunk {
+  const float *query, *key, *work;  // first token's q and k head; CHUNK_WORK
+  i64 channels;
+  int num_tokens;
+
+  __device__ __forceinline__ void fetch_heads(Held& held, int start) const {
+    held.fetch<CHUNK, SLICE>(key + start, channels, num_tokens);
+    held.fetch<CHUNK, SLICE, CHUNK * SLICE / 4 / SCAN_THREADS>(query + start, channels, num_tokens);
+  }
+  __device__ __forceinline__ void fetch_matrices(Held& held, int start) const {
+    held.fetch<CHUNK, 32>(work + start, CHUNK, CHUNK);
+    held.fetch<CHUNK, 32, CHUNK * 32 / 4 / SCAN_THREADS>(work + CHUNK_MATRIX + start, CHUNK, CHUNK);
+  }
+  __device__ __forceinline__ void fetch_keys(Held& held, int start) const {
+    held.fetch<KEY_ROWS, KEY_DIM>(key + start * channels, channels, num_tokens - start);
+  }
+};
+
+__device__ __forceinline__ float4 scaled(float4 x, float factor) {
+  return make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
+}
 __device__ __forceinline__ void add4(float4& sum, float factor, float4 x) {
   sum.x = fmaf(factor, x.x, sum.x), sum.y = fmaf(factor, x.y, sum.y), sum.z = fmaf(factor, x.z, sum.z), sum.w = fmaf(factor, x.w, sum.w);
 }
 
-// a[e] += left rows . right, b[e] += other rows . right, for `width` summed entries; left and other have rows of `left_row` floats.
+// a[e] += left rows . right, b[e] += other rows . right for e >= FROM, over `width` summed entries; rows of left and other have `left_row` floats.
 template <int FROM>
 __device__ __forceinline__ void accumulate(float4 (&a)[BLOCKS], float4 (&b)[BLOCKS], const float* left, const float* other, int left_row,
                                            const float* right, int width) {
@@ -233,69 +278,67 @@ __device__ __forceinline__ void accumulate(float4 (&a)[BLOCKS], float4 (&b)[BLOC
   }
 }
 
-// The columns of a state between shared memory and a live row or cell, [column][key dimension] there.
-__device__ __forceinline__ void load_state(ScanShared& s, const float* from) {
-  for (int i = threadIdx.x; i < COLUMNS * KEY_DIM; i += SCAN_THREADS) s.state[i % KEY_DIM * STATE_ROW + i / KEY_DIM] = from[i];
+// The columns of a state between shared memory and a live row or cell, [column][key dimension] there; `columns` of COLUMNS exist.
+__device__ __forceinline__ void load_state(ScanShared& s, const float* from, int columns) {
+  for (int i = threadIdx.x; i < COLUMNS * KEY_DIM; i += SCAN_THREADS)
+    s.state[i % KEY_DIM * STATE_ROW + i / KEY_DIM] = i < columns * KEY_DIM ? from[i] : 0.f;
 }
-__device__ __forceinline__ void store_state(const ScanShared& s, float* to) {
-  for (int i = threadIdx.x; i < COLUMNS * KEY_DIM; i += SCAN_THREADS) to[i] = s.state[i % KEY_DIM * STATE_ROW + i / KEY_DIM];
+__device__ __forceinline__ void store_state(const ScanShared& s, float* to, int columns) {
+  for (int i = threadIdx.x; i < columns * KEY_DIM; i += SCAN_THREADS) to[i] = s.state[i % KEY_DIM * STATE_ROW + i / KEY_DIM];
 }
 
-// reads = k^T S, out = q^T S for the chunk's tokens. Ends behind a barrier.
-__device__ __forceinline__ void read_state(ScanShared& s, float4 (&reads)[BLOCKS], float4 (&out)[BLOCKS], const float* query, const float* key,
-                                           i64 channels, int num_tokens, int group, int column) {
+// The three phases of a chunk. Each finds its first slice held, leaves that of the next phase held, and ends behind a barrier.
+
+// reads = k^T S, out = q^T S
+__device__ __forceinline__ void read_state(ScanShared& s, Held& held, float4 (&reads)[BLOCKS], float4 (&out)[BLOCKS], const Chunk& chunk,
+                                           int group, int column) {
+  const float* left = s.slices + group * SLICE_ROW;
   for (int start = 0; start < KEY_DIM; start += SLICE) {
-    stage_rows(s.slices, SLICE_ROW, key + start, channels, CHUNK, SLICE, num_tokens, SCAN_THREADS);
-    stage_rows(s.slices + CHUNK * SLICE_ROW, SLICE_ROW, query + start, channels, CHUNK, SLICE, num_tokens, SCAN_THREADS);
+    held.put<2 * CHUNK, SLICE>(s.slices, SLICE_ROW);
     __syncthreads();
-    const float* left = s.slices + group * SLICE_ROW;
+    if (start + SLICE < KEY_DIM) chunk.fetch_heads(held, start + SLICE);
+    else chunk.fetch_matrices(held, 0);
     accumulate<0>(reads, out, left, left + CHUNK * SLICE_ROW, SLICE_ROW, s.state + start * STATE_ROW + column, SLICE);
     __syncthreads();
   }
 }
 
-// update = T X, out += P T X; both matrices are lower triangular. X is in s.update. Ends behind a barrier.
-__device__ __forceinline__ void solve(ScanShared& s, float4 (&update)[BLOCKS], float4 (&out)[BLOCKS], const float* work, int num_tokens,
+// update = T X, out += P T X with X in s.update; both matrices are lower triangular.
+__device__ __forceinline__ void solve(ScanShared& s, Held& held, float4 (&update)[BLOCKS], float4 (&out)[BLOCKS], const Chunk& chunk,
                                       int group, int column) {
   const float *left = s.slices + group * HALF_ROW, *other = left + CHUNK * HALF_ROW, *right = s.update + column;
-#pragma unroll
-  for (int half = 0; half < 2; half++) {
-    if (half * 32 >= num_tokens) break;
-    stage_rows(s.slices, HALF_ROW, work + half * 32, CHUNK, CHUNK, 32, CHUNK, SCAN_THREADS);
-    stage_rows(s.slices + CHUNK * HALF_ROW, HALF_ROW, work + CHUNK_MATRIX + half * 32, CHUNK, CHUNK, 32, CHUNK, SCAN_THREADS);
-    __syncthreads();
-    if (half == 0) {
-      accumulate<0>(update, out, left, other, HALF_ROW, right, GROUPS);
-      accumulate<1>(update, out, left + GROUPS, other + GROUPS, HALF_ROW, right + GROUPS * STATE_ROW, GROUPS);
-    } else {
-      accumulate<2>(update, out, left, other, HALF_ROW, right + 2 * GROUPS * STATE_ROW, GROUPS);
-      accumulate<3>(update, out, left + GROUPS, other + GROUPS, HALF_ROW, right + 3 * GROUPS * STATE_ROW, GROUPS);
-    }
-    __syncthreads();
-  }
+  held.put<2 * CHUNK, 32>(s.slices, HALF_ROW);
+  __syncthreads();
+  const bool both_halves = chunk.num_tokens > 32;
+  if (both_halves) chunk.fetch_matrices(held, 32);
+  else chunk.fetch_keys(held, 0);
+  accumulate<0>(update, out, left, other, HALF_ROW, right, GROUPS);
+  accumulate<1>(update, out, left + GROUPS, other + GROUPS, HALF_ROW, right + GROUPS * STATE_ROW, GROUPS);
+  __syncthreads();
+  if (!both_halves) return;  // the whole block
+  held.put<2 * CHUNK, 32>(s.slices, HALF_ROW);
+  __syncthreads();
+  chunk.fetch_keys(held, 0);
+  accumulate<2>(update, out, left, other, HALF_ROW, right + 2 * GROUPS * STATE_ROW, GROUPS);
+  accumulate<3>(update, out, left + GROUPS, other + GROUPS, HALF_ROW, right + 3 * GROUPS * STATE_ROW, GROUPS);
+  __syncthreads();
 }
 
-// S = e^(G_end) S + sum_i e^(G_end - G_i) k_i U_i^T, with U in s.update; a thread has KEY_TILE rows of S. Ends behind a barrier.
-__device__ __forceinline__ void advance_state(ScanShared& s, const float* key, i64 channels, int num_tokens, int group, int column) {
+// S = e^(G_end) S + sum_i e^(G_end - G_i) k_i U_i^T with U in s.update; a thread has KEY_TILE rows of S.
+__device__ __forceinline__ void advance_state(ScanShared& s, Held& held, const Chunk& chunk, const Chunk& next, int group, int column) {
   float4 state[KEY_TILE];
-  const float decay = s.decay[CHUNK - 1];
 #pragma unroll
-  for (int e = 0; e < KEY_TILE; e++) {
-    const float4 old = load4(s.state + (group * KEY_TILE + e) * STATE_ROW + column);
-    state[e] = make_float4(old.x * decay, old.y * decay, old.z * decay, old.w * decay);
-  }
-  for (int start = 0; start < num_tokens; start += KEY_ROWS) {
-    stage_rows(s.slices, KEY_ROW, key + start * channels, channels, KEY_ROWS, KEY_DIM, num_tokens - start, SCAN_THREADS);
+  for (int e = 0; e < KEY_TILE; e++) state[e] = scaled(load4(s.state + (group * KEY_TILE + e) * STATE_ROW + column), s.decay[CHUNK - 1]);
+  for (int start = 0; start < chunk.num_tokens; start += KEY_ROWS) {
+    held.put<KEY_ROWS, KEY_DIM>(s.slices, KEY_ROW);
     __syncthreads();
-    for (int i = 0; i < min(KEY_ROWS, num_tokens - start); i++) {
-      float4 update = load4(s.update + (start + i) * STATE_ROW + column);
-      const float to_end = s.decay_to_end[start + i];
-      update = make_float4(update.x * to_end, update.y * to_end, update.z * to_end, update.w * to_end);
-      float keys[KEY_TILE];
+    if (start + KEY_ROWS < chunk.num_tokens) chunk.fetch_keys(held, start + KEY_ROWS);
+    else next.fetch_heads(held, 0);
+    const int tokens = min(KEY_ROWS, chunk.num_tokens - start);
+    for (int i = 0; i < tokens; i++) {
+      const float4 update = scaled(load4(s.update + (start + i) * STATE_ROW + column), s.decay_to_end[start + i]);
 #pragma unroll
-      for (int e = 0; e < KEY_TILE; e++) keys[e] = s.slices[i * KEY_ROW + group * KEY_TILE + e];
-#pragma unroll
-      for (int e = 0; e < KEY_TILE; e++) add4(state[e], keys[e], update);
+      for (int e = 0; e < KEY_TILE; e++) add4(state[e], s.slices[i * KEY_ROW + group * KEY_TILE + e], update);
     }
     __syncthreads();
   }
@@ -311,46 +354,55 @@ delta_scan(float* __restrict__ reads, const float* __restrict__ mixed, const flo
            const int* __restrict__ capture_cells, int num_key_heads, int num_value_heads) {
   __shared__ __align__(16) ScanShared s;
   const int sequence = blockIdx.z, head = blockIdx.y, first_column = blockIdx.x * COLUMNS;
-  const int row = rows[sequence], end_chunk = cu_chunks[sequence + 1];
-  if (row < 0 || cu_chunks[sequence] >= end_chunk) return;  // the whole block
+  const int row = rows[sequence], first_chunk = cu_chunks[sequence], end_chunk = cu_chunks[sequence + 1];
+  if (row < 0 || first_chunk >= end_chunk) return;  // the whole block
   const int group = threadIdx.x / (COLUMNS / 4), column = threadIdx.x % (COLUMNS / 4) * 4;
+  const int columns = min(COLUMNS, VALUE_DIM - first_column);
+  const bool mine = column < columns;
   const int key_head = key_head_of(head, num_key_heads, num_value_heads), values = num_value_heads * VALUE_DIM;
   const i64 keys = num_key_heads * KEY_DIM, channels = 2 * keys + values, state_offset = ((i64)head * VALUE_DIM + first_column) * KEY_DIM;
-  float* const live = recurrent + row * state_elements + state_offset;
+  const auto chunk_at = [&](int at) {
+    const float* query = mixed + chunks[at].x * channels + key_head * KEY_DIM;
+    return Chunk{query, query + keys, work + ((i64)at * num_value_heads + head) * CHUNK_WORK, channels, chunks[at].y};
+  };
 
-  load_state(s, live);
-  for (int at = cu_chunks[sequence]; at < end_chunk; at++) {
-    const int4 chunk = chunks[at];
-    const float* query = mixed + chunk.x * channels + key_head * KEY_DIM;
-    const float* value = mixed + chunk.x * channels + 2 * keys + head * VALUE_DIM + first_column + column;
-    const float* chunk_work = work + ((i64)at * num_value_heads + head) * CHUNK_WORK;
+  load_state(s, recurrent + row * state_elements + state_offset, columns);
+  Held held;
+  Chunk chunk = chunk_at(first_chunk);
+  chunk.fetch_heads(held, 0);
+  for (int at = first_chunk; at < end_chunk; at++) {
+    const int4 listed = chunks[at];
+    const float* const value = mixed + listed.x * channels + 2 * keys + head * VALUE_DIM + first_column + column;
+    float4 values_here[BLOCKS], seen[BLOCKS] = {}, out[BLOCKS] = {};
+#pragma unroll
+    for (int e = 0; e < BLOCKS; e++)
+      values_here[e] =
+          mine && group + e * GROUPS < chunk.num_tokens ? load4(value + (group + e * GROUPS) * channels) : make_float4(0.f, 0.f, 0.f, 0.f);
     for (int i = threadIdx.x; i < CHUNK; i += SCAN_THREADS) {
-      s.decay[i] = chunk_work[2 * CHUNK_MATRIX + i];
-      s.decay_to_end[i] = chunk_work[2 * CHUNK_MATRIX + CHUNK + i];
+      s.decay[i] = chunk.work[2 * CHUNK_MATRIX + i];
+      s.decay_to_end[i] = chunk.work[2 * CHUNK_MATRIX + CHUNK + i];
     }
-    float4 seen[BLOCKS] = {}, out[BLOCKS] = {};
-    read_state(s, seen, out, query, query + keys, channels, chunk.y, group, column);
+
+    read_state(s, held, seen, out, chunk, group, column);
 #pragma unroll
     for (int e = 0; e < BLOCKS; e++) {
       const int i = group + e * GROUPS;
-      const float decay = s.decay[i];
-      const float4 v = i < chunk.y ? load4(value + i * channels) : make_float4(0.f, 0.f, 0.f, 0.f);
-      store4(s.update + i * STATE_ROW + column, blend4(v, 1.f, seen[e], -decay));
-      out[e] = make_float4(out[e].x * decay, out[e].y * decay, out[e].z * decay, out[e].w * decay);
+      store4(s.update + i * STATE_ROW + column, blend4(values_here[e], 1.f, seen[e], -s.decay[i]));
+      out[e] = scaled(out[e], s.decay[i]);
       seen[e] = make_float4(0.f, 0.f, 0.f, 0.f);
     }
-    __syncthreads();
-    solve(s, seen, out, chunk_work, chunk.y, group, column);
+    solve(s, held, seen, out, chunk, group, column);
 #pragma unroll
     for (int e = 0; e < BLOCKS; e++) {
       const int i = group + e * GROUPS;
       store4(s.update + i * STATE_ROW + column, seen[e]);
-      if (i < chunk.y) store4(reads + (i64)(chunk.x + i) * values + head * VALUE_DIM + first_column + column, out[e]);
+      if (mine && i < chunk.num_tokens) store4(reads + (i64)(listed.x + i) * values + head * VALUE_DIM + first_column + column, out[e]);
     }
-    __syncthreads();
-    advance_state(s, query + keys, channels, chunk.y, group, column);
-    for (int capture = chunk.z; capture < chunk.z + chunk.w; capture++)
-      if (capture_cells[capture] >= 0) store_state(s, cell_recurrent + capture_cells[capture] * state_elements + state_offset);
+    const Chunk next = at + 1 < end_chunk ? chunk_at(at + 1) : Chunk{mixed, mixed, work, channels, 0};
+    advance_state(s, held, chunk, next, group, column);
+    for (int capture = listed.z; capture < listed.z + listed.w; capture++)
+      if (capture_cells[capture] >= 0) store_state(s, cell_recurrent + capture_cells[capture] * state_elements + state_offset, columns);
+    chunk = next;
   }
-  store_state(s, live);
+  store_state(s, recurrent + row * state_elements + state_offset, columns);
 }

@@ -195,9 +195,8 @@ class _Call:
             "delta_prefill/delta_chunk", (step.num_chunks, layer.num_value_heads), 256,
             workspace.chunks, workspace.mixed, workspace.gates, step.chunks, *heads,
         )  # fmt: skip
-        columns = 32 if layer.value_dim % 32 == 0 else 16  # COLUMNS in delta_prefill.cu
         self._launch(
-            "delta_prefill/delta_scan", (layer.value_dim // columns, layer.num_value_heads, step.num_sequences), 4 * columns,
+            "delta_prefill/delta_scan", (-(-layer.value_dim // 32), layer.num_value_heads, step.num_sequences), 128,
             reads, workspace.mixed, workspace.chunks,
             states.recurrent(states.rows, layer.index), states.recurrent(states.cells, layer.index),
             states.layout.state_elements, step.rows, step.chunks, step.cu_chunks, step.capture_cells, *heads,
