@@ -15,6 +15,8 @@
 //  4. `svc/compute/cuda/foo.py`: one launcher a kernel, `foo(device, out, x, ..., stream=None)`; it alone knows grid and block.
 //  5. Tests: through the emulator against the reference, in all orders and builds (the `device` fixture of tests/cuda_src/). NVRTC compiles
 //     the file for all architectures by itself; `make kernels` prints registers and occupancy, and fails on a spill.
+//     Without a second number in the launch bounds the assembler guesses at an occupancy and spills a few bytes for it: say how many
+//     blocks a multiprocessor shall hold, `__launch_bounds__(256, 4)` (65536 / (4 * 256) = 64 registers at most).
 //
 // Rules
 //  - Only this folder's headers may ask for CUDA_EMU (defined by the emulator). PTX lives in ptx.cuh, each with its other form.
