@@ -7,7 +7,8 @@
 //
 // A pass of one block over a long row is what costs, so a rough histogram first finds the few values that top-k or top-p can keep;
 // these are listed in shared memory. Where they are too many (a flat distribution), the same steps run over the whole row.
-// Loser: a histogram of the leading bits at once; nearly all logits share three of its bins and atomics queue up.
+// Loser on paper: a histogram of the leading bits at once; nearly all logits share three of its bins and atomics queue up. Not measured
+// on a GPU yet.
 #include "select.cuh"
 
 constexpr float LARGEST = 3.402823466e38f;

@@ -165,6 +165,14 @@ def test_adjustments(plain: Device, params: SamplingParams, vocabulary: int) -> 
     check(plain, logits, wanted)
 
 
+def test_adjusted_beyond_float32(plain: Device) -> None:
+    """A logit that no longer fits a float32 is the largest there is, not infinite."""
+    logits = np.abs(some_logits(6, 1, 257))
+    params = SamplingParams(seed=1, repetition_penalty=1e-40)
+    wanted = [Sample(0, 1, choice, params, history=History(np.array([77], np.int32), 1)) for choice in range(3)]
+    assert on_device(plain, logits, wanted) == by_chain(logits, wanted) == [77] * 3
+
+
 def test_only_one_token_left(plain: Device) -> None:
     """All but one banned, with every filter: fewer tokens than top_k."""
     logits = some_logits(3, 1, 257)
