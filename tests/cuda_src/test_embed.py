@@ -1,7 +1,5 @@
 """Rows of a matrix of any type, dequantized."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -16,11 +14,11 @@ from tests.cuda_src.matrices import TYPES, Matrix, some_columns
 
 
 @pytest.fixture(scope="module")
-def one_device() -> Iterator[Device]:
+def one_device() -> Device:
     """For what is tried with every type: threads have nothing to do with each other here."""
     if not have_compiler():
         pytest.skip("the CUDA emulator needs g++")
-    yield EmulatedDevice()
+    return EmulatedDevice()
 
 
 @pytest.mark.parametrize("name", TYPES)

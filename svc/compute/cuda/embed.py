@@ -28,4 +28,6 @@ def _gather(
         pieces = num_rows * -(-table.columns // (4 if table.is_float else 32))
         grid = max(1, min(MAX_GRID, -(-pieces // THREADS)))
         kernel = device.module("embed", {"QUANT": table.type}).kernel("embed")
-        device.launch(kernel, (grid,), (THREADS,), (table.data, table.codebook, tokens, out, num_rows, table.columns), stream=stream)
+        device.launch(
+            kernel, (grid,), (THREADS,), (table.data, table.codebook, tokens, out, num_rows, table.columns), stream=stream
+        )

@@ -87,14 +87,16 @@ def gate_up(
     pairs, offsets = (experts.pairs, experts.offsets) if experts else (None, None)
     tail = (out, gate.rows, gate.columns, out.shape[0], per_row)
     kernel = device.module("gemm", {"QUANT": gate.type}).kernel(f"gemm_gate_up_{tokens}")
-    device.launch(kernel, grid, (GEMM_THREADS,), (gate.data, up.data, gate.codebook, x.blocks, pairs, offsets, *tail), stream=stream)
+    device.launch(
+        kernel, grid, (GEMM_THREADS,), (gate.data, up.data, gate.codebook, x.blocks, pairs, offsets, *tail), stream=stream
+    )
 
 
 # ---- tuning: nothing here has been measured on a GPU yet
 
 
 def gemv_lanes(weight: CudaWeight) -> int:
-    """Lanes that share a row: a power of two, at least one piece of the row for each. Of K alone, or bits would depend on company."""
+    """Lanes that share a row: a power of two, a piece of the row or more for each. Of K alone, or bits would depend on company."""
     pieces = -(-weight.columns // (4 if weight.is_float else 32))
     return min(32, 1 << pieces.bit_length() - 1)
 

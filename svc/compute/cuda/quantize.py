@@ -50,7 +50,7 @@ def workspace_bytes(rows: int, columns: int) -> int:
 
 
 def quantize(device: Device, blocks: DeviceArray, x: DeviceArray, stream: Stream | None = None) -> None:
-    """blocks uint8 [T, K / 32 * BLOCK_BYTES] of x float32 [T, K], K a multiple of 32: scale = amax / 127, rounded to nearest even."""
+    """blocks uint8 [T, K / 32 * BLOCK_BYTES] of x float32 [T, K], K a multiple of 32: scale = amax / 127, to nearest even."""
     rows, columns = x.shape
     assert columns % GROUP == 0
     assert blocks.shape == (rows, columns // GROUP * BLOCK_BYTES)
