@@ -9,6 +9,11 @@
 // Splits have a fixed length rather than a fixed number: a row has the same bits alone and in any batch.
 // Loser (on paper): a warp a split and no merge in the block; at batch 1 it needs splits of 64 keys to fill a GPU, four times the
 // workspace. Shared memory: split_shared_bytes in svc/compute/cuda/attention.py.
+//
+// Variant: HEAD_DIM=256 KV=__half WARPS=4 KEYS=16
+// Variant: HEAD_DIM=256 KV=float WARPS=2 KEYS=16
+// Variant: HEAD_DIM=128 KV=__half WARPS=4 KEYS=16
+// Variant: HEAD_DIM=64 KV=float WARPS=2 KEYS=16
 #include "attention.cuh"
 
 #ifndef WARPS
@@ -58,7 +63,7 @@ __device__ __forceinline__ i64 split_index(int sequence, int token, int most_tok
 }
 
 // query [T, H, query_stride]; sums [.., D] and stats [.., 2] by split_index. Serves sequences of 1 to `most_tokens` tokens.
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS)
 attention_split(const float* __restrict__ query, const KV* __restrict__ pages, const int* __restrict__ block_table,
                 const int* __restrict__ positions, const int* __restrict__ cu_seqlens, const int* __restrict__ rows,
                 float* __restrict__ sums, float* __restrict__ stats, int num_heads, int num_kv_heads, int query_stride, int table_width,
@@ -73,7 +78,7 @@ attention_split(const float* __restrict__ query, const KV* __restrict__ pages, c
 
   f16* queries = shared + WARPS * TILE_HALVES;
   f16* keys = shared + warp_index() * TILE_HALVES;
-  load_queries(queries, ROWS * STRIDE, query, query_stride, tile, threadIdx.x, WARPS * WARP);
+  load_queries(queries, ROWS * STRIDE, query, query_stride, tile, warp_index(), WARPS);
   __syncthreads();
   const i64 head_offset = key_offset + (i64)head * page_tokens * HEAD_DIM;
   const Pages from = {pages + head_offset, pages + head_offset + value_offset, block_table + (i64)sequence * table_width, page_elements,
@@ -112,7 +117,9 @@ attention_merge(const float* __restrict__ sums, const float* __restrict__ stats,
   const int token = cu_seqlens[sequence] + index, splits = positions[token] / split_tokens + 1;
   const i64 at = split_index(sequence, index, most_tokens, head, num_heads, 0, max_splits);
   float best = -INFINITY, total = 0.f, sum = 0.f;
+#pragma unroll 4
   for (int split = 0; split < splits; split++) best = fmaxf(best, stats[(at + split) * 2]);
+#pragma unroll 4
   for (int split = 0; split < splits; split++) {
     const float factor = exp2f(stats[(at + split) * 2] - best);
     total += factor * stats[(at + split) * 2 + 1];

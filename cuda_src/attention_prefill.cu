@@ -3,6 +3,12 @@
 // Grid [row tiles of all such sequences (or more), H_kv], WARPS warps; each warp has 16 of the tile's rows and all share tiles of KEYS
 // keys. Keys are taken in absolute tiles, so the bits of a row do not depend on how a prompt was cut or on other sequences.
 // Shared memory: prefill_shared_bytes in svc/compute/cuda/attention.py.
+//
+// Variant: HEAD_DIM=256 KV=__half WARPS=4 KEYS=32
+// Variant: HEAD_DIM=256 KV=__half WARPS=2 KEYS=16
+// Variant: HEAD_DIM=256 KV=float WARPS=2 KEYS=16
+// Variant: HEAD_DIM=128 KV=__half WARPS=4 KEYS=32
+// Variant: HEAD_DIM=64 KV=float WARPS=2 KEYS=16
 #include "attention.cuh"
 
 #ifndef WARPS
@@ -50,7 +56,7 @@ __device__ __forceinline__ void store_rows(const Rows& rows, const RowTile& tile
 }
 
 // query [T, H, query_stride]; out [T, H, D]; pages: the slab; the rest as StepInputs and memory/layout.py have it.
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS)
 attention_prefill(const float* __restrict__ query, const float* __restrict__ gate, const KV* __restrict__ pages,
                   const int* __restrict__ block_table, const int* __restrict__ positions, const int* __restrict__ cu_seqlens,
                   const int* __restrict__ rows, float* __restrict__ out, int num_sequences, int num_heads, int num_kv_heads,
@@ -69,7 +75,8 @@ attention_prefill(const float* __restrict__ query, const float* __restrict__ gat
 
   tile.first_row += warp_index() * ROWS;  // from here on this warp's rows
   f16* queries = shared + TILE_HALVES + warp_index() * 2 * ROWS * STRIDE;
-  load_queries(queries, ROWS * STRIDE, query, query_stride, tile, lane_index(), WARP);
+  load_queries(queries, ROWS * STRIDE, query, query_stride, tile, 0, 1);
+  __syncwarp();
   Rows mine;
   mine.clear();
   for (int i = 0; i < 2; i++) {

@@ -6,6 +6,10 @@
 // kernels pass over them.
 //
 // Grid [T, ceil((H + 2 H_kv) / 4)], a warp a head: H query heads, then H_kv key heads, then H_kv value heads.
+//
+// Variant: HEAD_DIM=256 KV=__half
+// Variant: HEAD_DIM=128 KV=float
+// Variant: HEAD_DIM=48 KV=__half
 #include "common.cuh"
 #include "half.cuh"
 #include "warp.cuh"

@@ -29,6 +29,8 @@ static_assert(KEYS % 16 == 0 && KEYS <= WARP, "a lane for each key");
 constexpr int ROWS = 16;              // query rows of a warp
 constexpr int STRIDE = HEAD_DIM + 8;  // of a row in shared memory, in halves: an odd number of 16 bytes, so ldmatrix meets no bank twice
 constexpr int PARTS = sizeof(KV) == 4 ? 2 : 1;  // of a key or value in shared memory: high, low
+// Of launch bounds. Left to choose, ptxas spills a few registers to gain a block.
+constexpr int MIN_BLOCKS = HEAD_DIM > 128 ? 2 : 3;
 // Float32 pages go through registers on their way: more at once spills with heads of 256.
 constexpr int PIECES_AT_ONCE = PARTS == 2 ? 2 : 4;
 constexpr int QUAD = 4;                         // lanes that hold one row of a fragment
@@ -65,15 +67,18 @@ struct RowTile {
   }
 };
 
-// Into `high` and, `low` halves behind it, [ROWS][STRIDE] each; by `threads` threads. Rows that do not exist are zero.
-__device__ __forceinline__ void load_queries(f16* high, int low, const float* query, int query_stride, const RowTile& tile, int thread,
-                                             int threads) {
-  for (int i = thread; i < ROWS * HEAD_DIM; i += threads) {
-    const int row = tile.first_row + i / HEAD_DIM, column = i % HEAD_DIM;
-    const HalfPair x = halves_of(row < tile.num_rows ? query[tile.head(row) * query_stride + column] : 0.f);
-    f16* to = high + i / HEAD_DIM * STRIDE + column;
-    to[0] = x.high;
-    to[low] = x.low;
+// Into `high` and, `low` halves behind it, [ROWS][STRIDE] each; by `warps` warps, of which this is number `warp`. Rows that do not exist
+// are zero.
+__device__ __forceinline__ void load_queries(f16* high, int low, const float* query, int query_stride, const RowTile& tile, int warp,
+                                             int warps) {
+  for (int i = warp; i < ROWS; i += warps) {
+    const int row = tile.first_row + i;
+    const float* from = row < tile.num_rows ? query + tile.head(row) * query_stride : nullptr;
+    for (int column = lane_index(); column < HEAD_DIM; column += WARP) {
+      const HalfPair x = halves_of(from ? from[column] : 0.f);
+      high[i * STRIDE + column] = x.high;
+      high[i * STRIDE + column + low] = x.low;
+    }
   }
 }
 

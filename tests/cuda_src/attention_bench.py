@@ -91,13 +91,13 @@ class Case:
     def _make_pages(self) -> None:
         layout = self.shape.layout
         counts = [-(-(start + count) // layout.page_tokens) for start, count in self.batch]
-        numbers = self.random.permutation(sum(counts) + 3).astype(np.int32)
+        numbers = 1 + self.random.permutation(sum(counts) + 2).astype(np.int32)  # nobody has page 0: NaN for whoever reads it
         self.block_table = np.full((len(self.batch), max(counts) + 1), -1, np.int32)
         for sequence, count in enumerate(counts):
             if sequence not in self.padding:
                 self.block_table[sequence, :count] = numbers[sum(counts[:sequence]) :][:count]
         dtype = np.dtype(f"f{KV_TYPE_BYTES[layout.kv_type]}")
-        self.slab = np.full((len(numbers), layout.page_elements), np.nan, dtype)
+        self.slab = np.full((len(numbers) + 1, layout.page_elements), np.nan, dtype)
         for sequence, (start, _) in enumerate(self.batch):
             if sequence not in self.padding:
                 self.put(self.slab, sequence, 0, *(self.normal(start, layout.num_kv_heads, layout.head_dim) for _ in range(2)))

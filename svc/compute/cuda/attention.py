@@ -157,13 +157,12 @@ class _Geometry:
 
 
 def prefill_geometry(arch: int, head_dim: int, kv: KvType) -> _Geometry:
-    """A tile shared by all warps, and 16 queries each. With heads of 256: 99 KiB, all that sm_86 and sm_120 have; two blocks on
-    sm_90. Unmeasured yet.
+    """A tile shared by all warps, and 16 queries each. Unmeasured yet.
 
-    sm_75 has 64 KiB: half the keys or, for float32 pages, half the rows too.
+    float16 pages and heads of 256 take 99 KiB: all that sm_86 and sm_120 have, two blocks on sm_90. sm_75 has 64 KiB.
     """
     wide = kv is KvType.F32
-    warps, keys = (2 if wide else 4), 32
+    warps, keys = (2, 16) if wide else (4, 32)
     if arch < 80:
         warps, keys = warps // 2, 16
     return _Geometry(warps, keys, _tile_bytes(keys, head_dim, wide) + warps * _query_bytes(head_dim))
