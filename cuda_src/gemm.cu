@@ -130,36 +130,36 @@ __device__ __forceinline__ void gemm(const u8* weights, const u8* second, const 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 gemm_16(const u8* __restrict__ weights, const u8* __restrict__ grid, const Q8Block* __restrict__ x, const int* __restrict__ pairs,
         const int* __restrict__ offsets, const float* other, float* out, int R, int columns, int num_out, int pairs_per_row, int mode) {
   gemm<2, 1, false>(weights, nullptr, grid, x, pairs, offsets, other, out, R, columns, num_out, pairs_per_row, mode);
 }
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 gemm_32(const u8* __restrict__ weights, const u8* __restrict__ grid, const Q8Block* __restrict__ x, const int* __restrict__ pairs,
         const int* __restrict__ offsets, const float* other, float* out, int R, int columns, int num_out, int pairs_per_row, int mode) {
   gemm<2, 2, false>(weights, nullptr, grid, x, pairs, offsets, other, out, R, columns, num_out, pairs_per_row, mode);
 }
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 gemm_64(const u8* __restrict__ weights, const u8* __restrict__ grid, const Q8Block* __restrict__ x, const int* __restrict__ pairs,
         const int* __restrict__ offsets, const float* other, float* out, int R, int columns, int num_out, int pairs_per_row, int mode) {
   gemm<4, 4, false>(weights, nullptr, grid, x, pairs, offsets, other, out, R, columns, num_out, pairs_per_row, mode);
 }
 
 // out[t][r] = silu(gate[r] . x[t]) * (up[r] . x[t]); both matrices of one format.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 gemm_gate_up_16(const u8* __restrict__ gate, const u8* __restrict__ up, const u8* __restrict__ grid, const Q8Block* __restrict__ x,
                 const int* __restrict__ pairs, const int* __restrict__ offsets, float* __restrict__ out, int R, int columns, int num_out,
                 int pairs_per_row) {
   gemm<2, 1, true>(gate, up, grid, x, pairs, offsets, nullptr, out, R, columns, num_out, pairs_per_row, 0);
 }
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 gemm_gate_up_32(const u8* __restrict__ gate, const u8* __restrict__ up, const u8* __restrict__ grid, const Q8Block* __restrict__ x,
                 const int* __restrict__ pairs, const int* __restrict__ offsets, float* __restrict__ out, int R, int columns, int num_out,
                 int pairs_per_row) {
   gemm<2, 2, true>(gate, up, grid, x, pairs, offsets, nullptr, out, R, columns, num_out, pairs_per_row, 0);
 }
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 gemm_gate_up_64(const u8* __restrict__ gate, const u8* __restrict__ up, const u8* __restrict__ grid, const Q8Block* __restrict__ x,
                 const int* __restrict__ pairs, const int* __restrict__ offsets, float* __restrict__ out, int R, int columns, int num_out,
                 int pairs_per_row) {

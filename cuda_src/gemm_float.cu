@@ -79,17 +79,17 @@ __device__ __forceinline__ void gemm(const u8* weights, const float* x, const in
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 gemm_16(const u8* __restrict__ weights, const float* __restrict__ x, const int* __restrict__ pairs, const int* __restrict__ offsets,
         const float* other, float* out, int R, int columns, int num_out, int pairs_per_row, int mode) {
   gemm<2, 1>(weights, x, pairs, offsets, other, out, R, columns, num_out, pairs_per_row, mode);
 }
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 gemm_32(const u8* __restrict__ weights, const float* __restrict__ x, const int* __restrict__ pairs, const int* __restrict__ offsets,
         const float* other, float* out, int R, int columns, int num_out, int pairs_per_row, int mode) {
   gemm<2, 2>(weights, x, pairs, offsets, other, out, R, columns, num_out, pairs_per_row, mode);
 }
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
 gemm_64(const u8* __restrict__ weights, const float* __restrict__ x, const int* __restrict__ pairs, const int* __restrict__ offsets,
         const float* other, float* out, int R, int columns, int num_out, int pairs_per_row, int mode) {
   gemm<4, 4>(weights, x, pairs, offsets, other, out, R, columns, num_out, pairs_per_row, mode);

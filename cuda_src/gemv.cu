@@ -92,44 +92,44 @@ __device__ __forceinline__ void gated(const u8* gate, const u8* up, const u8* gr
       if (first + t < num_out) out[(i64)(first + t) * R + row] = silu(sums[0][t]) * sums[1][t];
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 gemv_1(const u8* __restrict__ weights, const u8* __restrict__ grid, const void* __restrict__ x, const int* __restrict__ experts,
        const float* other, float* out, int R, int columns, int num_out, int pairs_per_row, int lanes, int mode) {
   plain<1>(weights, grid, x, experts, other, out, R, columns, num_out, pairs_per_row, lanes, mode);
 }
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 gemv_2(const u8* __restrict__ weights, const u8* __restrict__ grid, const void* __restrict__ x, const float* other, float* out, int R,
        int columns, int num_out, int lanes, int mode) {
   plain<2>(weights, grid, x, nullptr, other, out, R, columns, num_out, 1, lanes, mode);
 }
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 gemv_4(const u8* __restrict__ weights, const u8* __restrict__ grid, const void* __restrict__ x, const float* other, float* out, int R,
        int columns, int num_out, int lanes, int mode) {
   plain<4>(weights, grid, x, nullptr, other, out, R, columns, num_out, 1, lanes, mode);
 }
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 gemv_8(const u8* __restrict__ weights, const u8* __restrict__ grid, const void* __restrict__ x, const float* other, float* out, int R,
        int columns, int num_out, int lanes, int mode) {
   plain<8>(weights, grid, x, nullptr, other, out, R, columns, num_out, 1, lanes, mode);
 }
 
 // out[t][r] = silu(gate[r] . x[t]) * (up[r] . x[t]); both matrices of one format.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 gate_up_1(const u8* __restrict__ gate, const u8* __restrict__ up, const u8* __restrict__ grid, const void* __restrict__ x,
           const int* __restrict__ experts, float* __restrict__ out, int R, int columns, int num_out, int pairs_per_row, int lanes) {
   gated<1>(gate, up, grid, x, experts, out, R, columns, num_out, pairs_per_row, lanes);
 }
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 gate_up_2(const u8* __restrict__ gate, const u8* __restrict__ up, const u8* __restrict__ grid, const void* __restrict__ x,
           float* __restrict__ out, int R, int columns, int num_out, int lanes) {
   gated<2>(gate, up, grid, x, nullptr, out, R, columns, num_out, 1, lanes);
 }
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 gate_up_4(const u8* __restrict__ gate, const u8* __restrict__ up, const u8* __restrict__ grid, const void* __restrict__ x,
           float* __restrict__ out, int R, int columns, int num_out, int lanes) {
   gated<4>(gate, up, grid, x, nullptr, out, R, columns, num_out, 1, lanes);
 }
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 gate_up_8(const u8* __restrict__ gate, const u8* __restrict__ up, const u8* __restrict__ grid, const void* __restrict__ x,
           float* __restrict__ out, int R, int columns, int num_out, int lanes) {
   gated<8>(gate, up, grid, x, nullptr, out, R, columns, num_out, 1, lanes);
