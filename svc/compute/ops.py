@@ -19,6 +19,7 @@ from svc.compute.layers.attention import AttentionWeights
 from svc.compute.layers.delta import DeltaWeights
 from svc.compute.layers.dense_ffn import DenseFfnWeights
 from svc.compute.layers.moe_ffn import MoeFfnWeights
+from svc.compute.model_config import ModelConfig
 from svc.compute.step_inputs import StepInputs
 from svc.compute.weights.gguf_file import GgufTensor
 from svc.memory.plan import MemoryPlan
@@ -40,6 +41,10 @@ class Ops(Protocol):
     """The operations of one room (reference, cpu, cuda)."""
 
     name: str
+
+    def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
+        """Called once, before the first step: makes the scratch memory of the largest step there will be. `logit_rows`: most rows
+        of one `logits`. A room may also allocate as it goes, and must do so when this was not called (single operations)."""
 
     def close(self) -> None:
         """Ends threads and gives back what the room holds itself; nothing of it may be used afterwards."""

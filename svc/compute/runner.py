@@ -50,6 +50,7 @@ class ModelRunner:
         self.model = model
         self._ops = ops
         self._clock = clock
+        ops.reserve(model.config, plan, max_step_tokens, MAX_LOGIT_ROWS)
         self._caches = ops.caches(plan)
         self._hidden = ops.empty((max_step_tokens, model.config.hidden_size))
         self._vectors = ops.empty((MAX_LOGIT_ROWS, model.config.hidden_size))

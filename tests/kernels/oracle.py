@@ -4,6 +4,7 @@ Written from the formulas and on purpose not as any room does it.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,13 @@ def norm(x: Float64, weight: Float64, epsilon: float) -> Float64:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * weight
 
 
-def swiglu(x: Float64, gate: Float64, up: Float64, down: Float64) -> Float64:
-    return (silu(x @ gate.T) * (x @ up.T)) @ down.T
+def unchanged(x: Float64) -> Float64:
+    return x
+
+
+def swiglu(x: Float64, gate: Float64, up: Float64, down: Float64, see: Callable[[Float64], Float64] = unchanged) -> Float64:
+    """`see`: what a product makes of its activations."""
+    return see(silu(see(x) @ gate.T) * (see(x) @ up.T)) @ down.T
 
 
 def convolve(raw: Float64, taps: Float64) -> Float64:
@@ -61,11 +67,13 @@ def attend(q: Float64, keys: Float64, values: Float64) -> Float64:
     return sum(score * value for score, value in zip(scores, values, strict=True)) / sum(scores)
 
 
-def experts(x: Float64, router: Float64, count: int, scale: float, stacks: Any) -> Float64:
-    """One token: softmax over all experts, the `count` best (lower index first among equals), renormalised."""
+def experts(
+    x: Float64, router: Float64, count: int, scale: float, stacks: Any, see: Callable[[Float64], Float64] = unchanged
+) -> Float64:
+    """One token: softmax over all experts, the `count` best (lower index first among equals), renormalised. The router is exact."""
     logits = router @ x
     probabilities = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
     chosen = sorted(range(len(logits)), key=lambda e: (-logits[e], e))[:count]
     total = sum(probabilities[e] for e in chosen)
     gate, up, down = stacks
-    return sum(probabilities[e] / total * scale * swiglu(x, gate[e], up[e], down[e]) for e in chosen)
+    return sum(probabilities[e] / total * scale * swiglu(x, gate[e], up[e], down[e], see) for e in chosen)

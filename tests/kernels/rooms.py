@@ -10,13 +10,20 @@ from numpy.typing import NDArray
 
 from svc.compute.cpu import CpuOps
 from svc.compute.cpu.library import available_levels
+from svc.compute.cuda.ops import CudaOps
 from svc.compute.ops import Ops
 from svc.compute.reference import ReferenceOps
-from tests.tolerances import KERNEL
+from tests.cuda_emulator.build import have_compiler
+from tests.kernels import emulated
+from tests.tolerances import KERNEL, KERNEL_CUDA
 
 
 def _write(array: Any, values: NDArray[Any]) -> None:
     array[...] = values
+
+
+def _as_they_are(values: NDArray[np.float64], weight_type: str) -> NDArray[np.float64]:
+    return values
 
 
 @dataclass(frozen=True)
@@ -32,15 +39,31 @@ class Room:
     read: Callable[[Any], NDArray[Any]] = np.asarray
     write: Callable[[Any, NDArray[Any]], None] = _write
     tolerances: Mapping[str, float] = field(default_factory=dict)
+    float_tolerance: float = KERNEL
+    # (values [..., K], weight type) -> the values as the room rounds them before multiplying with such a weight.
+    activations: Callable[[NDArray[np.float64], str], NDArray[np.float64]] = _as_they_are
+    # An op costs a thousand times what it costs elsewhere: conftest.py leaves most variants to `make test-slow`.
+    slow: bool = False
 
     def tolerance(self, weight_type: str) -> float:
-        return self.tolerances.get(weight_type, KERNEL)
+        return self.tolerances.get(weight_type, self.float_tolerance)
 
     def __str__(self) -> str:
         return self.name
 
 
+CUDA = Room(
+    "cuda-emulated",
+    emulated.ops,
+    CudaOps.state_order,
+    emulated.read,
+    emulated.write,
+    float_tolerance=KERNEL_CUDA,
+    activations=emulated.activations,
+    slow=True,
+)
 ROOMS = [
     Room("reference", ReferenceOps),
     *(Room(f"cpu-{level}", partial(CpuOps, 2, level=level, poison=True, least_shared_work=0)) for level in available_levels()),
+    *([CUDA] if have_compiler() else []),
 ]

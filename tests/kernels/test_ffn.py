@@ -1,5 +1,7 @@
 """Feed-forward layers against float64: dense SwiGLU, and experts with and without a shared one."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -33,7 +35,8 @@ def test_dense(room: Room, batch: list[tuple[int, int]], kind: str) -> None:
     )
     hidden, values = bench.hidden(width)
     bench.ops.dense_ffn(hidden, DenseFfnWeights(EPSILON, norm[0], gate[0], up[0], down[0]), bench.inputs)
-    expected = values + oracle.swiglu(oracle.norm(values, norm[1], EPSILON), gate[1], up[1], down[1])
+    see = partial(room.activations, weight_type=kind)
+    expected = values + oracle.swiglu(oracle.norm(values, norm[1], EPSILON), gate[1], up[1], down[1], see)
     np.testing.assert_allclose(room.read(hidden), expected, rtol=room.tolerance(kind), atol=room.tolerance(kind))
 
 
@@ -45,6 +48,7 @@ class Experts:
         weights = Weights(bench.ops, seed=4, kind=kind)
         plain = Weights(bench.ops, seed=5)  # routers are float32 in files
         self.used, self.scale, self.norm = used, scale, weights.norm(width)
+        self.see = partial(bench.room.activations, weight_type=kind)
         router = np.array(plain.matrix(count, width)[1])
         router[list(same)] = 0.0  # a logit of exactly 0 in any order of summation
         self.router = router
@@ -60,10 +64,10 @@ class Experts:
     def expected(self, values: np.ndarray) -> np.ndarray:
         x = oracle.norm(values, self.norm[1], EPSILON)
         stacks = [exact for _, exact in self.stacks]
-        out = values + np.array([oracle.experts(token, self.router, self.used, self.scale, stacks) for token in x])
+        out = values + np.array([oracle.experts(token, self.router, self.used, self.scale, stacks, self.see) for token in x])
         if self.shared:
             router, gate, up, down = (exact for _, exact in self.shared)
-            out += oracle.sigmoid(x @ router)[:, None] * oracle.swiglu(x, gate, up, down)
+            out += oracle.sigmoid(x @ router)[:, None] * oracle.swiglu(x, gate, up, down, self.see)
         return out
 
 

@@ -15,6 +15,7 @@ from svc.compute.layers.attention import AttentionWeights
 from svc.compute.layers.delta import DeltaWeights
 from svc.compute.layers.dense_ffn import DenseFfnWeights
 from svc.compute.layers.moe_ffn import MoeFfnWeights
+from svc.compute.model_config import ModelConfig
 from svc.compute.step_inputs import StepInputs
 from svc.compute.weights.gguf_file import GgufTensor
 from svc.errors import ModelFileError
@@ -83,6 +84,9 @@ class CpuOps:
     @property
     def num_threads(self) -> int:
         return self._engine.num_threads
+
+    def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
+        """The C side allocates as it goes."""
 
     def close(self) -> None:
         """Ends the threads. The ops must not be used afterwards."""

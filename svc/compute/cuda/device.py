@@ -73,6 +73,12 @@ class DeviceArray:
         row_bytes = self.dtype.itemsize * math.prod(self.shape[1:])
         return DeviceArray(self.pointer + start * row_bytes, (stop - start, *self.shape[1:]), self.dtype, self.owner)
 
+    def __getitem__(self, part: slice) -> "DeviceArray":
+        """Leading rows, `array[a:b]`. Without a step, and nothing else: a single element is a read back."""
+        if not isinstance(part, slice) or part.step is not None:
+            raise TypeError("a device array gives slices of its first axis only")
+        return self.rows(*part.indices(self.shape[0])[:2])
+
     def __array__(self, *args: object, **kwargs: object) -> NDArray[Any]:
         raise TypeError("a device array was used as a host array; read it with Device.to_host")
 

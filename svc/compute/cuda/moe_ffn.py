@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from svc.compute.cuda.arena import Allocator
 from svc.compute.cuda.device import Device, DeviceArray, Stream
 from svc.compute.cuda.matmul import MOST_GEMV_ROWS, ExpertRows, gate_up, matmul
 from svc.compute.cuda.moe import combine, route, sort_by_expert, sort_workspace
@@ -47,7 +48,7 @@ class MoeBuffers:
     shared: DeviceArray  # [T C]
 
 
-def moe_buffers(device: Device, sizes: MoeSizes, max_tokens: int) -> MoeBuffers:
+def moe_buffers(device: Allocator, sizes: MoeSizes, max_tokens: int) -> MoeBuffers:
     pairs = max_tokens * sizes.num_used
     inner_bytes = max(workspace_bytes(pairs, sizes.expert), workspace_bytes(max_tokens, sizes.shared))
     return MoeBuffers(

@@ -6,6 +6,7 @@ It owes the other rooms a tolerance only: numpy's matrix products round differen
 import numpy as np
 from numpy.typing import NDArray
 
+from svc.compute.model_config import ModelConfig
 from svc.compute.ops import Caches, Ops
 from svc.compute.reference import caches as cache_ops
 from svc.compute.reference.attention_mixer import attention_mixer
@@ -31,6 +32,9 @@ class ReferenceOps:
     def __init__(self, dequant_cache_bytes: int = DEQUANT_CACHE_BYTES) -> None:
         """`dequant_cache_bytes`: how much of the weights may stay in memory as float32; the rest is dequantized at each use."""
         self._dequant_cache = DequantCache(dequant_cache_bytes)
+
+    def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
+        """numpy allocates as it goes."""
 
     def close(self) -> None:
         """There is nothing to end."""

@@ -1,0 +1,24 @@
+"""Pages, live rows and snapshot cells: three slabs in device memory."""
+
+import numpy as np
+
+from svc.compute.cuda.delta_core import DeltaStates
+from svc.compute.cuda.device import Device
+from svc.memory.plan import MemoryPlan
+
+KV_DTYPES: dict[str, type[np.floating]] = {"f32": np.float32, "f16": np.float16}
+
+
+class CudaCaches:
+    """Owner of the device memory of one MemoryPlan, uninitialised. Recurrent states are in delta_core's STATE_ORDER."""
+
+    def __init__(self, device: Device, plan: MemoryPlan) -> None:
+        layout = plan.layout
+        self.plan = plan
+        self.kv = device.empty((plan.num_pages, layout.page_elements), KV_DTYPES[layout.kv_type])
+        self.rows = device.empty((plan.num_rows, layout.state_elements), np.float32)
+        self.cells = device.empty((plan.num_cells, layout.state_elements), np.float32)
+
+    @property
+    def states(self) -> DeltaStates:
+        return DeltaStates(self.plan.layout, self.rows, self.cells)

@@ -1,0 +1,163 @@
+"""CudaOps: the operations on one GPU, as launches on its main stream. Nothing here waits for the device but `to_numpy`."""
+
+import gc
+
+import numpy as np
+from numpy.typing import NDArray
+
+from svc.compute.cuda import ends, layers
+from svc.compute.cuda.arena import Arena
+from svc.compute.cuda.caches import CudaCaches
+from svc.compute.cuda.copy import copy_blocks, zero_blocks
+from svc.compute.cuda.delta_core import STATE_ORDER
+from svc.compute.cuda.device import Device, DeviceArray
+from svc.compute.cuda.embed import embed
+from svc.compute.cuda.moe_ffn import MoeSizes, moe_buffers, moe_ffn
+from svc.compute.cuda.step import CudaStep, StepLimits, StepUploads
+from svc.compute.cuda.weights import Codebooks, CudaWeight, upload_weight
+from svc.compute.cuda.workspace import scratch_bytes
+from svc.compute.layers.attention import AttentionWeights
+from svc.compute.layers.delta import DeltaWeights
+from svc.compute.layers.dense_ffn import DenseFfnWeights
+from svc.compute.layers.moe_ffn import MoeFfnWeights
+from svc.compute.model_config import ModelConfig
+from svc.compute.step_inputs import StepInputs
+from svc.compute.weights.gguf_file import GgufTensor
+from svc.errors import MemoryBudgetError, ModelFileError
+from svc.memory.plan import MemoryPlan
+
+LIST_ENTRIES = 1024  # of a list that one launch takes; longer ones are worked off in parts
+
+
+class CudaOps:
+    """`Ops` over a Device. Owner of the scratch memory and of the buffers for metadata; called from one thread at a time."""
+
+    name = "cuda"
+    state_order = STATE_ORDER
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._codebooks = Codebooks(device)
+        self._arena = Arena(device)
+        self._uploads = StepUploads(device)
+        self._step: tuple[StepInputs | None, CudaStep | None] = (None, None)
+        self._list: DeviceArray | None = None
+
+    def __repr__(self) -> str:
+        return f"CudaOps({self.device.name}, sm_{self.device.arch})"
+
+    def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
+        limits = StepLimits.of(config, plan, max_step_tokens)
+        self._arena.reserve(scratch_bytes(config, limits, logit_rows))
+        self._uploads.reserve(limits)
+        self._list = self.device.empty((2 * LIST_ENTRIES,), np.int32)
+
+    def close(self) -> None:
+        """Waits for the device and lets its memory go. The ops must not be used afterwards."""
+        self.device.synchronize()
+        self._arena, self._uploads, self._list = Arena(self.device), StepUploads(self.device), None
+        self._step = (None, None)
+        gc.collect()
+
+    # -- arrays and weights -----------------------------------------------------------------------------------------------------
+    def weight(self, tensor: GgufTensor) -> CudaWeight:
+        """Copies the blocks as they are. MemoryBudgetError when the device is full; ModelFileError for columns without kernel."""
+        if tensor.shape[-1] % 4:
+            raise ModelFileError(f"the tensor {tensor.name} has rows of {tensor.shape[-1]} values, no multiple of 4")
+        try:
+            return upload_weight(self.device, self._codebooks, tensor)
+        except MemoryError as error:
+            memory = self.device.memory()
+            raise MemoryBudgetError(
+                f"the weights do not fit on {self.device.name} ({memory.total_bytes >> 20} MiB): at {tensor.name} {error}"
+            ) from None
+
+    def vector(self, values: NDArray[np.float32]) -> DeviceArray:
+        return self.device.from_host(np.ascontiguousarray(values, np.float32))
+
+    def empty(self, shape: tuple[int, ...]) -> DeviceArray:
+        return self.device.empty(shape, np.float32)
+
+    def to_numpy(self, array: DeviceArray) -> NDArray[np.float32]:
+        """Waits for everything queued so far."""
+        return self.device.to_host(array)
+
+    def caches(self, plan: MemoryPlan) -> CudaCaches:
+        return CudaCaches(self.device, plan)
+
+    # -- cache traffic ----------------------------------------------------------------------------------------------------------
+    def copy_pages(self, caches: CudaCaches, pairs: NDArray[np.int32]) -> None:
+        for part in _parts(pairs):
+            copy_blocks(self.device, caches.kv, caches.kv, self._uploaded(part))
+
+    def save_rows(self, caches: CudaCaches, pairs: NDArray[np.int32]) -> None:
+        for part in _parts(pairs):
+            copy_blocks(self.device, caches.cells, caches.rows, self._uploaded(part))
+
+    def restore_rows(self, caches: CudaCaches, pairs: NDArray[np.int32]) -> None:
+        for part in _parts(pairs[:, ::-1]):
+            copy_blocks(self.device, caches.rows, caches.cells, self._uploaded(part))
+
+    def zero_rows(self, caches: CudaCaches, rows: NDArray[np.int32]) -> None:
+        for part in _parts(rows):
+            zero_blocks(self.device, caches.rows, self._uploaded(part))
+
+    # -- forward ----------------------------------------------------------------------------------------------------------------
+    def embed(self, hidden: DeviceArray, table: CudaWeight, inputs: StepInputs) -> None:
+        embed(self.device, hidden, table, self._on_device(inputs).tokens)
+
+    def delta_mixer(self, hidden: DeviceArray, layer: DeltaWeights, inputs: StepInputs, caches: CudaCaches) -> None:
+        layers.delta_mixer(self.device, hidden, layer, self._on_device(inputs).delta, caches, self._arena.start())
+
+    def attention_mixer(self, hidden: DeviceArray, layer: AttentionWeights, inputs: StepInputs, caches: CudaCaches) -> None:
+        layers.attention_mixer(self.device, hidden, layer, self._on_device(inputs).attention, caches, self._arena.start())
+
+    def dense_ffn(self, hidden: DeviceArray, layer: DenseFfnWeights, inputs: StepInputs) -> None:
+        layers.dense_ffn(self.device, hidden, layer, self._arena.start())
+
+    def moe_ffn(self, hidden: DeviceArray, layer: MoeFfnWeights, inputs: StepInputs) -> None:
+        shared = 0 if layer.shared_gate is None else layer.shared_gate.rows
+        sizes = MoeSizes(hidden.shape[1], layer.num_experts, layer.num_used, layer.gate.rows, shared)
+        moe_ffn(self.device, hidden, layer, moe_buffers(self._arena.start(), sizes, hidden.shape[0]))
+
+    def final_hidden(self, hidden: DeviceArray, norm: DeviceArray, epsilon: float, inputs: StepInputs, caches: CudaCaches) -> None:
+        delta = self._on_device(inputs).delta
+        metadata = (delta.cu_seqlens, delta.rows, delta.capture_tokens, delta.capture_cells)
+        slabs = (caches.rows, caches.cells)
+        ends.final_hidden(self.device, *slabs, hidden, norm, epsilon, *metadata, caches.plan.layout.hidden_offset)
+
+    def hidden_rows(
+        self, out: DeviceArray, hidden: DeviceArray, norm: DeviceArray, epsilon: float, tokens: NDArray[np.int32]
+    ) -> None:
+        assert len(tokens) <= LIST_ENTRIES
+        ends.hidden_rows(self.device, out, hidden, norm, epsilon, self._uploaded(tokens))
+
+    def live_hidden(self, out: DeviceArray, rows: NDArray[np.int32], caches: CudaCaches) -> None:
+        assert len(rows) <= LIST_ENTRIES
+        ends.live_hidden(self.device, out, caches.rows, self._uploaded(rows), caches.plan.layout.hidden_offset)
+
+    def logits(self, out: DeviceArray, output: CudaWeight, vectors: DeviceArray) -> None:
+        blocks = layers.blocks_for(self._arena.start(), *vectors.shape)
+        ends.logits(self.device, out, output, vectors, blocks)
+
+    # -- metadata ---------------------------------------------------------------------------------------------------------------
+    def _on_device(self, inputs: StepInputs) -> CudaStep:
+        """The arrays of a step, copied at its first op."""
+        known, step = self._step
+        if known is not inputs or step is None:
+            step = self._uploads.upload(inputs)
+            self._step = inputs, step
+        return step
+
+    def _uploaded(self, values: NDArray[np.int32]) -> DeviceArray:
+        """A short list, in a buffer that the next list may overwrite: by then its launch is queued before."""
+        values = np.ascontiguousarray(values, np.int32)
+        if self._list is None:
+            return self.device.from_host(values)
+        there = self._list.view(values.shape)
+        self.device.copy_in(there, values)
+        return there
+
+
+def _parts(entries: NDArray[np.int32]) -> list[NDArray[np.int32]]:
+    return [entries[start : start + LIST_ENTRIES] for start in range(0, len(entries), LIST_ENTRIES)]

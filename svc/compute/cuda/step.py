@@ -1,0 +1,142 @@
+"""The metadata of a step on the device: all of StepInputs in one copy per step, and the host numbers that shape its launches."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from svc.compute.cuda.attention import MOST_DECODE_TOKENS, SPLIT_TOKENS, AttentionPlan, AttentionStep, plan_attention
+from svc.compute.cuda.delta_chunks import most_chunks, plan_chunks
+from svc.compute.cuda.delta_core import DeltaStep
+from svc.compute.cuda.device import Device, DeviceArray
+from svc.compute.model_config import ModelConfig
+from svc.compute.step_inputs import StepInputs
+from svc.memory.plan import MemoryPlan
+
+WORDS_ALIGNED = 64  # of four bytes: where an array of the step may begin
+MOST_SPLIT_FLOATS = 1 << 28  # of partial results of attention: a gigabyte
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The largest step there will be: T tokens of B sequences, and what follows from the model and its memory."""
+
+    tokens: int
+    sequences: int
+    captures: int
+    chunks: int  # of the chunked delta rule
+    table_width: int
+    rotary_dims: int
+    split_floats: int  # partial results of attention; a step that would need more does without splits
+    query_rows: int  # floats of a split of one token: heads * (head_dim + 2)
+
+    @classmethod
+    def of(cls, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int) -> "StepLimits":
+        sequences, captures = min(plan.num_rows, max_step_tokens), plan.num_cells
+        context = min(plan.kv_tokens, max(config.full_context, plan.layout.page_tokens))
+        query_rows = config.num_heads * (config.head_dim + 2) if config.num_attention_layers else 0
+        return cls(
+            tokens=max_step_tokens,
+            sequences=sequences,
+            captures=captures,
+            chunks=most_chunks(max_step_tokens, sequences, captures) if config.num_delta_layers else 0,
+            table_width=plan.num_pages,
+            rotary_dims=config.rotary_dims,
+            split_floats=min(MOST_SPLIT_FLOATS, sequences * query_rows * -(-context // SPLIT_TOKENS)),
+            query_rows=query_rows,
+        )
+
+    @property
+    def words(self) -> int:
+        """Four bytes each, of all arrays of a step."""
+        sizes = [
+            *(self.tokens, self.tokens, self.sequences + 1, self.sequences, self.sequences * self.table_width),
+            *(self.captures, self.captures, self.sequences + 1, 4 * self.chunks, self.sequences + 1),
+            *(self.tokens * self.rotary_dims // 2,) * 2,
+        ]
+        return sum(_aligned(size) for size in sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class CudaStep:
+    tokens: DeviceArray  # [T] int32
+    attention: AttentionStep
+    delta: DeltaStep
+
+
+class StepUploads:
+    """Owner of the buffers that a step's metadata goes through. Before `reserve` each step gets arrays of its own."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._limits: StepLimits | None = None
+
+    def reserve(self, limits: StepLimits) -> None:
+        self._limits = limits
+        self._staging: NDArray[np.int32] = self._device.pinned((limits.words,), np.int32)
+        self._buffer = self._device.empty((limits.words,), np.int32)
+        self._read = self._device.event()  # the copy has read the staging memory
+
+    def upload(self, inputs: StepInputs) -> CudaStep:
+        """Queues one copy. The arrays are those of the latest step only."""
+        plan = plan_chunks(inputs)
+        arrays = {
+            **{name: getattr(inputs, name) for name in ("tokens", "positions", "cu_seqlens", "rows", "block_table")},
+            **{name: getattr(inputs, name) for name in ("capture_tokens", "capture_cells", "cu_captures")},
+            "chunks": plan.chunks,
+            "cu_chunks": plan.cu_chunks,
+            "rope_cos": inputs.rope_cos,
+            "rope_sin": inputs.rope_sin,
+        }
+        there = self._copied(arrays)
+        attention = AttentionStep(
+            **{name: there[name] for name in ("positions", "cu_seqlens", "rows", "block_table", "rope_cos", "rope_sin")},
+            plan=self._attention_plan(inputs),
+        )
+        delta = DeltaStep(
+            num_tokens=inputs.num_tokens,
+            num_sequences=inputs.num_sequences,
+            num_chunks=plan.num_chunks,
+            step_tokens=plan.step_tokens,
+            any_steps=plan.any_steps,
+            **{name: there[name] for name in ("cu_seqlens", "rows", "capture_tokens", "capture_cells", "cu_captures")},
+            chunks=there["chunks"],
+            cu_chunks=there["cu_chunks"],
+        )
+        return CudaStep(there["tokens"], attention, delta)
+
+    def _copied(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, DeviceArray]:
+        if self._limits is None:
+            return {name: self._device.from_host(np.ascontiguousarray(values)) for name, values in arrays.items()}
+        self._read.synchronize()
+        there, start = {}, 0
+        for name, values in arrays.items():
+            assert values.dtype.itemsize == 4, f"{name} is {values.dtype}"
+            end = start + values.size
+            assert end <= len(self._staging), f"{name} of this step does not fit {self._limits}"
+            self._staging[start:end].view(values.dtype).reshape(values.shape)[...] = values
+            there[name] = self._buffer.view(values.shape, values.dtype, offset_bytes=4 * start)
+            start += _aligned(values.size)
+        used = min(start, len(self._staging))
+        self._device.copy_in_async(self._buffer.rows(0, used), self._staging[:used])
+        self._read.record()
+        return there
+
+    def _attention_plan(self, inputs: StepInputs) -> AttentionPlan:
+        """Short pieces are decoded in splits as far as there is room for their partial results."""
+        for most_tokens in (MOST_DECODE_TOKENS, 1):
+            plan = plan_attention(inputs.cu_seqlens, inputs.positions, most_decode_tokens=most_tokens)
+            if self._limits is None or self._split_floats(inputs, plan) <= self._limits.split_floats:
+                return plan
+        return plan_attention(inputs.cu_seqlens, inputs.positions, most_decode_tokens=0)
+
+    def _split_floats(self, inputs: StepInputs, plan: AttentionPlan) -> int:
+        assert self._limits is not None
+        return math.prod((inputs.num_sequences, plan.decode_tokens, plan.max_splits, self._limits.query_rows))
+
+
+def _aligned(words: int) -> int:
+    return -(-words // WORDS_ALIGNED) * WORDS_ALIGNED
