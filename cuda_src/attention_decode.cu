@@ -8,7 +8,7 @@
 // takes several: no bit depends on the grid. attention_merge: grid [H, tokens of a sequence, B], a thread a dimension.
 // Splits have a fixed length rather than a fixed number: a row has the same bits alone and in any batch.
 // Loser (on paper): a warp a split and no merge in the block; at batch 1 it needs splits of 64 keys to fill a GPU, four times the
-// workspace. Shared memory: split_shared_bytes in svc/compute/cuda/attention.py.
+// workspace. Shared memory: decode_geometry in svc/compute/cuda/attention.py.
 //
 // Variant: HEAD_DIM=256 KV=__half WARPS=4 KEYS=16
 // Variant: HEAD_DIM=256 KV=float WARPS=2 KEYS=16

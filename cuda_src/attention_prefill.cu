@@ -2,7 +2,7 @@
 //
 // Grid [row tiles of all such sequences (or more), H_kv], WARPS warps; each warp has 16 of the tile's rows and all share tiles of KEYS
 // keys. Keys are taken in absolute tiles, so the bits of a row do not depend on how a prompt was cut or on other sequences.
-// Shared memory: prefill_shared_bytes in svc/compute/cuda/attention.py.
+// Shared memory: prefill_geometry in svc/compute/cuda/attention.py.
 //
 // Variant: HEAD_DIM=256 KV=__half WARPS=4 KEYS=32
 // Variant: HEAD_DIM=256 KV=__half WARPS=2 KEYS=16

@@ -5,8 +5,8 @@
 // the softmax, and keys and values too where pages are float32. Float16 pages are exact as they are: two products then, not three.
 // Values beyond 65504, which float16 pages cannot hold either, give NaN.
 //
-// Keys at and after `end` are neither read nor multiplied: their place in shared memory is zero. Keys before `end` that a row may not see
-// (tokens of this step after its own) get weight 0.
+// Keys at and after `end`, the last that any row of the tile sees, are neither read nor multiplied: their place in shared memory is zero.
+// Keys before `end` that a row may not see are tokens of this very step: they get weight 0, and their values must be finite for that.
 #pragma once
 #include "common.cuh"
 #include "half.cuh"

@@ -19,6 +19,7 @@ from svc.compute.layers.attention import AttentionWeights
 from svc.memory.layout import KV_TYPE_BYTES, MemoryLayout
 
 Float64 = NDArray[np.float64]
+Floats = NDArray[np.floating]
 EPSILON = 1e-6
 LAYER, LAYERS = 1, 2  # the second of two: offsets inside a page count
 
@@ -102,23 +103,30 @@ class Case:
             if sequence not in self.padding:
                 self.put(self.slab, sequence, 0, *(self.normal(start, layout.num_kv_heads, layout.head_dim) for _ in range(2)))
 
-    def put(self, slab: NDArray[np.floating], sequence: int, first: int, keys: Float64, values: Float64) -> None:
+    def put(self, slab: Floats, sequence: int, first: int, keys: Floats, values: Floats) -> None:
         """keys, values [n, H_kv, D] of positions from `first` on."""
         blocks = self.blocks(slab)
         for i in range(len(keys)):
             page, slot = divmod(first + i, self.shape.page_tokens)
             blocks[self.block_table[sequence, page], LAYER, :, :, slot] = keys[i], values[i]
 
-    def blocks(self, slab: NDArray[np.floating]) -> NDArray[np.floating]:
+    def blocks(self, slab: Floats) -> Floats:
         """[pages, layer, K or V, H_kv, row, D]"""
         return slab.reshape(len(slab), LAYERS, 2, self.shape.kv_heads, self.shape.page_tokens, self.shape.size)
 
     # -- on a device --------------------------------------------------------------------------------------------------------------
-    def run(self, device: Device, plan: AttentionPlan | None = None) -> tuple[NDArray[np.float32], NDArray[np.floating]]:
+    def run(self, device: Device, plan: AttentionPlan | None = None) -> tuple[NDArray[np.float32], Floats]:
         """out [T, H, D] and the slab afterwards."""
         shape, put = self.shape, device.from_host
-        arrays = (self.positions, self.cu_seqlens, self.rows, self.block_table, self.cos, self.sin)
-        step = AttentionStep(*map(put, arrays), plan or plan_attention(self.cu_seqlens, self.positions))
+        step = AttentionStep(
+            positions=put(self.positions),
+            cu_seqlens=put(self.cu_seqlens),
+            rows=put(self.rows),
+            block_table=put(self.block_table),
+            rope_cos=put(self.cos),
+            rope_sin=put(self.sin),
+            plan=plan or plan_attention(self.cu_seqlens, self.positions),
+        )
         norms = (put(self.query_norm), put(self.key_norm))
         sizes = (LAYER, shape.heads, shape.kv_heads, shape.size, shape.rotary, EPSILON, shape.gated)
         layer = AttentionWeights(*sizes, None, None, None, None, *norms, None)
@@ -130,7 +138,7 @@ class Case:
         return device.to_host(out).reshape(self.num_tokens, shape.heads, shape.size), device.to_host(slab)
 
     # -- in float64 ---------------------------------------------------------------------------------------------------------------
-    def expected_slab(self) -> NDArray[np.floating]:
+    def expected_slab(self) -> Floats:
         slab = self.slab.copy()
         for sequence, (start, _) in enumerate(self.batch):
             if sequence not in self.padding:
@@ -138,7 +146,7 @@ class Case:
                 self.put(slab, sequence, start, self._turned(self.key, self.key_norm)[span], self.value[span])
         return slab
 
-    def expected_out(self, slab: NDArray[np.floating]) -> Float64:
+    def expected_out(self, slab: Floats) -> Float64:
         """From the keys and values in `slab`: rounding them is not what these tests are about."""
         shape, out = self.shape, np.zeros((self.num_tokens, self.shape.heads, self.shape.size))
         query, blocks = self._turned(self.query[..., : shape.size], self.query_norm), self.blocks(slab).astype(np.float64)
