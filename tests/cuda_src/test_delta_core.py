@@ -9,7 +9,7 @@ from svc.compute.cuda.delta_chunks import STEP_TOKENS
 from svc.compute.cuda.device import Device
 from tests.cuda_src.delta_case import DeltaCase, Piece, Shape, assert_close
 
-TOLERANCE = 1e-5  # of the largest magnitude: float32 sums of up to 130 tokens and 128 dimensions
+TOLERANCE = 5e-6  # of the largest magnitude: float32 sums of up to 130 tokens and 128 dimensions
 CHUNKED = 0  # step_tokens: everything through chunks
 
 # Where numbers matter and the order of threads does not, or where each case compiles its own kernels.
