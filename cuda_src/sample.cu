@@ -102,7 +102,7 @@ __device__ __forceinline__ int draw(const Source& source, int n, const Likely& l
   return source.id(first_above(n, weight, mark_of, scratch));
 }
 
-extern "C" __global__ void __launch_bounds__(1024)
+extern "C" __global__ void __launch_bounds__(1024, 1)
 sample_choose(int* __restrict__ tokens, const float* __restrict__ logits, const float* __restrict__ adjusted,
               const int4* __restrict__ samples, const double* __restrict__ numbers, const u64* __restrict__ best, int num_parts, int V,
               float unit) {
