@@ -166,11 +166,14 @@ def test_adjustments(plain: Device, params: SamplingParams, vocabulary: int) -> 
 
 
 def test_adjusted_beyond_float32(plain: Device) -> None:
-    """A logit that no longer fits a float32 is the largest there is, not infinite."""
+    """Logits that no longer fit a float32 are the largest there are, not infinite: two equal ones share the chance."""
     logits = np.abs(some_logits(6, 1, 257))
+    logits[0, [77, 200]] = 2.0
     params = SamplingParams(seed=1, repetition_penalty=1e-40)
-    wanted = [Sample(0, 1, choice, params, history=History(np.array([77], np.int32), 1)) for choice in range(3)]
-    assert on_device(plain, logits, wanted) == by_chain(logits, wanted) == [77] * 3
+    wanted = [Sample(0, 2, choice, params, history=History(np.array([77, 200], np.int32), 1)) for choice in range(6)]
+    got = on_device(plain, logits, wanted)
+    assert got == by_chain(logits, wanted)
+    assert set(got) == {77, 200}
 
 
 def test_only_one_token_left(plain: Device) -> None:
