@@ -1,6 +1,8 @@
 """Whole models on the cpu device: transformers' logits and answers, and the same bits however the steps were made."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,10 +31,10 @@ Tokens = NDArray[np.int32]
 
 
 class CpuModel:
-    """Owner of one loaded model. Row r has pages r, r + ROWS, ... in falling order."""
+    """Owner of one loaded model, in this room or another. Row r has pages r, r + ROWS, ... in falling order."""
 
-    def __init__(self, file: str, ops: CpuOps, kv_type: str = "f32") -> None:
-        config, source = open_model(GGUF / f"{file}.gguf")
+    def __init__(self, file: str | Path, ops: Any, kv_type: str = "f32") -> None:
+        config, source = open_model(GGUF / f"{file}.gguf" if isinstance(file, str) else file)
         plan = MemoryPlan(config.memory_layout(16, kv_type), ROWS * PAGES, ROWS, CELLS)
         self.ops = ops
         self.model = load_model(source, config, ops)
@@ -46,7 +48,7 @@ class CpuModel:
         vectors, out = self.ops.empty((len(rows), config.hidden_size)), self.ops.empty((len(rows), config.vocab_size))
         self.ops.live_hidden(vectors, np.array(rows, np.int32), self.runner._caches)
         self.ops.logits(out, self.model.output, vectors)
-        return out
+        return self.ops.to_numpy(out)
 
     def last_logits(self, tokens: Tokens, count: int) -> NDArray[np.float32]:
         """Logits of the last `count` tokens of a text prefilled in one piece: from the hidden rows of captures in mid-piece."""

@@ -1,0 +1,99 @@
+"""Whole models through the CUDA room on the emulated device: transformers' logits and answers."""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, quants
+from numpy.typing import NDArray
+
+from svc.compute.cuda.ops import CudaOps
+from svc.compute.cuda.weights import CudaWeight
+from svc.compute.weights.gguf_file import GgufFile, GgufTensor
+from svc.compute.weights.writer import write_gguf
+from tests.compute.cpu.test_models import MODELS, CpuModel
+from tests.compute.rig import GGUF, golden, prompt
+from tests.cuda_emulator.build import have_compiler
+from tests.cuda_emulator.device import EmulatedDevice
+from tests.tolerances import KL_8_BIT, LOGITS_GOLDEN
+
+pytestmark = pytest.mark.skipif(not have_compiler(), reason="the CUDA emulator needs g++")
+ROWS = 16  # last rows of logits that are compared
+
+
+class FloatOps(CudaOps):
+    """Weights go to the device as float32, which other kernels multiply with float activations: exact, as the goldens are."""
+
+    def weight(self, tensor: GgufTensor) -> CudaWeight:
+        values = np.ascontiguousarray(tensor.dequantize(), np.float32).reshape(tensor.shape)
+        return super().weight(GgufTensor(tensor.name, tensor.shape, "F32", values.view(np.uint8)))
+
+
+@cache
+def device(lazy: bool = False) -> EmulatedDevice:
+    return EmulatedDevice(lazy=lazy)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("tiny-qwen35-hd128-bf16", "s2"),  # 70 tokens: a whole chunk and the beginning of another, several pages
+        ("tiny-qwen35moe-Q4_K_M", "s1"),
+        ("tiny-qwen3next-Q4_K_M", "s1"),
+        ("tiny-qwen3-Q8_0", "s1"),
+        *(pytest.param(file, "s2", marks=pytest.mark.slow) for file in MODELS if file != "tiny-qwen35-hd128-bf16"),
+    ],
+)
+def test_golden_logits(file: str, name: str) -> None:
+    """The last logits of a prompt within the tolerance of two float32 engines, f32 pages."""
+    archive, family = MODELS[file]
+    expected = golden(archive)[f"{name}.logits"][-ROWS:]
+    logits = CpuModel(file, FloatOps(device())).last_logits(prompt(name, family), len(expected))
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=LOGITS_GOLDEN)
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])
+def test_golden_answer(lazy: bool) -> None:
+    """Greedy tokens decoded one by one on top of a prefill. In lazy mode nothing on the device happens before somebody waits for
+    it: a missing synchronisation would read NaN or what an earlier step left."""
+    expected = golden("tiny-qwen35-hd128.hf")["s1.greedy"][:6]
+    model = CpuModel("tiny-qwen35-hd128-bf16", CudaOps(device(lazy)))
+    assert model.greedy(prompt("s1"), len(expected)) == expected.tolist()
+
+
+def test_8_bit_activations(tmp_path: Path) -> None:
+    """Q8_0 weights meet activations in blocks of 8 bits: the mean KL divergence from the float32 original stays what both
+    roundings cost."""
+    path = tmp_path / "model.gguf"
+    as_q8_0(GGUF / "tiny-qwen35-hd128-bf16.gguf", path)
+    model, expected = CpuModel(path, CudaOps(device())), golden("tiny-qwen35-hd128.hf")
+    divergences = []
+    for name in ("s0", "s1", "s2"):
+        wanted = expected[f"{name}.logits"][-ROWS:]
+        divergences += divergence(wanted, model.last_logits(prompt(name), len(wanted))).tolist()
+    assert np.mean(divergences) < KL_8_BIT
+
+
+def as_q8_0(source: Path, target: Path) -> None:
+    """Every bfloat16 matrix of a file quantized by the gguf package."""
+    file = GgufFile.open(source)
+    kind = GGMLQuantizationType.Q8_0
+    tensors = {
+        name: (quants.quantize(tensor.dequantize().astype(np.float32), kind), "Q8_0")
+        if tensor.type == "BF16"
+        else (tensor.data, tensor.type)
+        for name, tensor in file.tensors.items()
+    }
+    write_gguf(target, dict(file.metadata), tensors)
+
+
+def divergence(wanted: NDArray[np.float32], found: NDArray[np.float32]) -> NDArray[np.float64]:
+    """KL(wanted || found) of each row of logits."""
+    p, q = log_softmax(wanted), log_softmax(found)
+    return np.asarray((np.exp(p) * (p - q)).sum(-1))
+
+
+def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    shifted = logits.astype(float) - logits.max(-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
