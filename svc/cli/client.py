@@ -101,6 +101,7 @@ class ChatClient:
                         reply.first_s = reply.total_s if reply.first_s is None else reply.first_s
                         reply.parts.append(text)
                         on_text(text)
+                        await asyncio.sleep(0)  # so that Ctrl-C ends it here, even if the whole answer has arrived already
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ChatError(f"the connection to {self._url} failed: {_reason(error)}") from None
         if reply.finish_reason is None:
