@@ -13,6 +13,7 @@ from svc.compute.cuda.weights import CudaWeight
 GEMV_THREADS = 128
 GEMM_THREADS = 256
 MOST_GEMV_ROWS = 8
+_Args = tuple[object, ...]
 _STORE, _ADD, _GATE = 0, 1, 2  # cuda_src/include/matmul.cuh
 
 
@@ -47,7 +48,8 @@ def matmul(
 
     `exact`: the same bits for a row whatever the number of rows beside it.
     """
-    _product(device, out, x, weight, add, _STORE if add is None else _ADD, experts, exact, stream)
+    plan = _plan(out, x, weight, experts, exact)
+    _queue_plain(device, plan, out, add, _STORE if add is None else _ADD, stream)
 
 
 def gate_up(
@@ -63,33 +65,12 @@ def gate_up(
 ) -> None:
     """out[t] = silu(gate . x[t]) * (up . x[t]); out float32 [T, rows]. As `matmul` otherwise."""
     assert (gate.rows, gate.columns, gate.num_experts) == (up.rows, up.columns, up.num_experts)
-    few = _few_rows(out.shape[0], gate, experts, exact)
-    if gate.type != up.type or (gate.is_float and not few):
-        _product(device, out, x, gate, None, _STORE, experts, exact, stream)
-        _product(device, out, x, up, out, _GATE, experts, exact, stream)
-        return
-    per_row = _pairs_per_row(out, x, gate, experts)
-    if not out.size:
-        return
-    if few:
-        tokens, lanes = _gemv_tokens(out.shape[0], experts), gemv_lanes(gate)
-        grid = (-(-gate.rows // (GEMV_THREADS // lanes)), -(-out.shape[0] // tokens))
-        head = (gate.data, up.data, gate.codebook, _operand(x, gate))
-        if tokens == 1:
-            args = (*head, experts and experts.experts, out, gate.rows, gate.columns, out.shape[0], per_row, lanes)
-        else:
-            args = (*head, out, gate.rows, gate.columns, out.shape[0], lanes)
-        kernel = device.module("gemv", {"QUANT": gate.type}).kernel(f"gate_up_{tokens}")
-        device.launch(kernel, grid, (GEMV_THREADS,), args, stream=stream)
-        return
-    tokens = gemm_tokens(out.shape[0], gate)
-    grid = _gemm_grid(tokens, out.shape[0], gate, rows_per_block=_gemm_rows(tokens) // 2)
-    pairs, offsets = (experts.pairs, experts.offsets) if experts else (None, None)
-    tail = (out, gate.rows, gate.columns, out.shape[0], per_row)
-    kernel = device.module("gemm", {"QUANT": gate.type}).kernel(f"gemm_gate_up_{tokens}")
-    device.launch(
-        kernel, grid, (GEMM_THREADS,), (gate.data, up.data, gate.codebook, x.blocks, pairs, offsets, *tail), stream=stream
-    )
+    plan = _plan(out, x, gate, experts, exact)
+    if gate.type != up.type or (gate.is_float and not plan.is_few):
+        _queue_plain(device, plan, out, None, _STORE, stream)
+        _queue_plain(device, _plan(out, x, up, experts, exact), out, out, _GATE, stream)
+    else:
+        _queue(device, plan, "gate_up", (gate.data, up.data), (out,), (), stream)
 
 
 # ---- tuning: nothing here has been measured on a GPU yet
@@ -129,62 +110,72 @@ def _gemm_rows(tokens: int) -> int:
 # ---- launches
 
 
-def _product(
-    device: Device,
-    out: DeviceArray,
-    x: Activations,
-    weight: CudaWeight,
-    other: DeviceArray | None,
-    mode: int,
-    experts: ExpertRows | None,
-    exact: bool,
-    stream: Stream | None,
-) -> None:
-    per_row, num_out = _pairs_per_row(out, x, weight, experts), out.shape[0]
-    assert other is None or other.shape == out.shape
-    if not out.size:
-        return
-    sizes = (weight.rows, weight.columns, num_out)
-    if _few_rows(num_out, weight, experts, exact):
-        tokens, lanes = _gemv_tokens(num_out, experts), gemv_lanes(weight)
-        rows_per_block = GEMV_THREADS // lanes * (2 if tokens <= 2 else 1)
-        grid: tuple[int, ...] = (-(-weight.rows // rows_per_block), -(-num_out // tokens))
-        head = (weight.data, weight.codebook, _operand(x, weight))
-        if tokens == 1:
-            args: tuple[object, ...] = (*head, experts and experts.experts, other, out, *sizes, per_row, lanes, mode)
-        else:
-            args = (*head, other, out, *sizes, lanes, mode)
-        kernel = device.module("gemv", {"QUANT": weight.type}).kernel(f"gemv_{tokens}")
-        device.launch(kernel, grid, (GEMV_THREADS,), args, stream=stream)
-        return
-    tokens = gemm_tokens(num_out, weight)
-    grid = _gemm_grid(tokens, num_out, weight, rows_per_block=_gemm_rows(tokens))
-    pairs, offsets = (experts.pairs, experts.offsets) if experts else (None, None)
-    head = (weight.data, x.values) if weight.is_float else (weight.data, weight.codebook, x.blocks)
-    args = (*head, pairs, offsets, other, out, *sizes, per_row, mode)
-    kernel = device.module("gemm_float" if weight.is_float else "gemm", {"QUANT": weight.type}).kernel(f"gemm_{tokens}")
-    device.launch(kernel, grid, (GEMM_THREADS,), args, stream=stream)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Plan:
+    """One product, checked."""
+
+    x: Activations
+    weight: CudaWeight
+    experts: ExpertRows | None
+    num_out: int
+    pairs_per_row: int  # output rows of a row of x: 1, or the ranks of a token
+    is_few: bool
+
+    @property
+    def operand(self) -> DeviceArray | None:
+        return self.x.values if self.weight.is_float else self.x.blocks
 
 
-def _gemm_grid(tokens: int, num_out: int, weight: CudaWeight, rows_per_block: int) -> tuple[int, int, int]:
-    """Row tiles, experts, token tiles of an expert with an average share; a block with more takes several, one after the other."""
-    num_matrices = weight.num_experts or 1
-    average = -(-num_out // num_matrices)
-    return -(-weight.rows // rows_per_block), num_matrices, max(1, min(65535, -(-average // tokens)))
-
-
-def _operand(x: Activations, weight: CudaWeight) -> DeviceArray | None:
-    return x.values if weight.is_float else x.blocks
-
-
-def _pairs_per_row(out: DeviceArray, x: Activations, weight: CudaWeight, experts: ExpertRows | None) -> int:
-    """Output rows of a row of x: 1, or the ranks of a token."""
+def _plan(out: DeviceArray, x: Activations, weight: CudaWeight, experts: ExpertRows | None, exact: bool) -> _Plan:
+    num_out = out.shape[0]
     assert (experts is None) == (weight.num_experts is None), weight
     assert out.shape[1] == weight.rows, (out, weight)
     assert x.columns == weight.columns, (x.values, weight)
     assert weight.is_float or x.blocks is not None, weight
-    assert experts is None or experts.experts.shape == out.shape[:1]
-    if not x.num_rows:
-        return 1
-    assert out.shape[0] % x.num_rows == 0 if experts else out.shape[0] == x.num_rows
-    return out.shape[0] // x.num_rows
+    assert experts is None or experts.experts.shape == (num_out,)
+    assert num_out % x.num_rows == 0 if experts and num_out else num_out == x.num_rows
+    return _Plan(x, weight, experts, num_out, num_out // max(1, x.num_rows), _few_rows(num_out, weight, experts, exact))
+
+
+def _queue_plain(
+    device: Device, plan: _Plan, out: DeviceArray, other: DeviceArray | None, mode: int, stream: Stream | None
+) -> None:
+    assert other is None or other.shape == out.shape
+    _queue(device, plan, "", (plan.weight.data,), (other, out), (mode,), stream)
+
+
+def _queue(device: Device, plan: _Plan, prefix: str, matrices: _Args, outs: _Args, tail: _Args, stream: Stream | None) -> None:
+    """The kernels for few and for many rows, plain ones and those of gate and up, all take their arguments in one order."""
+    if not plan.num_out:
+        return
+    if plan.is_few:
+        _queue_gemv(device, plan, prefix or "gemv", matrices, outs, tail, stream)
+    else:
+        _queue_gemm(device, plan, f"gemm_{prefix}" if prefix else "gemm", matrices, outs, tail, stream)
+
+
+def _queue_gemv(device: Device, plan: _Plan, name: str, matrices: _Args, outs: _Args, tail: _Args, stream: Stream | None) -> None:
+    weight, tokens, lanes = plan.weight, _gemv_tokens(plan.num_out, plan.experts), gemv_lanes(plan.weight)
+    rows_per_block = GEMV_THREADS // lanes * (2 if name == "gemv" and tokens <= 2 else 1)
+    grid = (-(-weight.rows // rows_per_block), -(-plan.num_out // tokens))
+    one_row: _Args = (plan.experts and plan.experts.experts,) if tokens == 1 else ()
+    per_row: _Args = (plan.pairs_per_row,) if tokens == 1 else ()
+    sizes = (weight.rows, weight.columns, plan.num_out, *per_row)
+    args = (*matrices, weight.codebook, plan.operand, *one_row, *outs, *sizes, lanes, *tail)
+    kernel = device.module("gemv", {"QUANT": weight.type}).kernel(f"{name}_{tokens}")
+    device.launch(kernel, grid, (GEMV_THREADS,), args, stream=stream)
+
+
+def _queue_gemm(device: Device, plan: _Plan, name: str, matrices: _Args, outs: _Args, tail: _Args, stream: Stream | None) -> None:
+    """Grid: row tiles, experts, token tiles of an expert with an average share; a block takes several if there are more."""
+    weight, tokens = plan.weight, gemm_tokens(plan.num_out, plan.weight)
+    rows_per_block = _gemm_rows(tokens) // len(matrices)
+    num_matrices = weight.num_experts or 1
+    token_tiles = -(-plan.num_out // (num_matrices * tokens))
+    grid = (-(-weight.rows // rows_per_block), num_matrices, min(65535, token_tiles))
+    lists = (plan.experts.pairs, plan.experts.offsets) if plan.experts else (None, None)
+    codebook: _Args = () if weight.is_float else (weight.codebook,)
+    sizes = (weight.rows, weight.columns, plan.num_out, plan.pairs_per_row)
+    args = (*matrices, *codebook, plan.operand, *lists, *outs, *sizes, *tail)
+    kernel = device.module("gemm_float" if weight.is_float else "gemm", {"QUANT": weight.type}).kernel(f"{name}_{tokens}")
+    device.launch(kernel, grid, (GEMM_THREADS,), args, stream=stream)
