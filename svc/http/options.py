@@ -88,8 +88,8 @@ def chat_options(body: ChatIn, vocabulary: Vocabulary) -> GenerationOptions:
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
     num_logprobs = integer("top_logprobs", body.top_logprobs, 0, 0, MAX_LOGPROBS) if body.logprobs else None
-    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    return _options(body, vocabulary, OPENAI, num_logprobs, token_count(name, getattr(body, name), None))
+    max_tokens = _limit(body, ("max_completion_tokens", "max_tokens", "n_predict"), None)
+    return _options(body, vocabulary, OPENAI, num_logprobs, max_tokens)
 
 
 def completion_options(body: CompletionIn, vocabulary: Vocabulary) -> GenerationOptions:
@@ -98,7 +98,7 @@ def completion_options(body: CompletionIn, vocabulary: Vocabulary) -> Generation
     num_logprobs = None if body.logprobs is None else integer("logprobs", body.logprobs, 0, 0, MAX_LOGPROBS)
     if body.echo and num_logprobs is not None:
         raise RequestError("echo together with logprobs is not supported yet.", param="echo", code="unsupported_parameter")
-    max_tokens = token_count("max_tokens", body.max_tokens, DEFAULT_COMPLETION_TOKENS)
+    max_tokens = _limit(body, ("max_tokens", "n_predict"), DEFAULT_COMPLETION_TOKENS)
     options = _options(body, vocabulary, OPENAI, num_logprobs, max_tokens)
     if body.best_of is not None and body.best_of != options.num_choices:
         raise unsupported("best_of", body.best_of)
@@ -118,6 +118,14 @@ def native_options(body: NativeIn, vocabulary: Vocabulary) -> GenerationOptions:
     num_logprobs = integer("n_probs", body.n_probs, 0, 0, MAX_LOGPROBS) or None
     max_predict_ms = number("t_max_predict_ms", body.t_max_predict_ms, 0, -1, 1e9)
     return _options(body, vocabulary, LLAMA, num_logprobs, max_tokens, max_predict_ms)
+
+
+def _limit(body: GenerationIn, names: tuple[str, ...], default: int | None) -> int | None:
+    """The limit of tokens under the first of its names that is given; llama-server reads its own name everywhere too."""
+    for name in names:
+        if (value := getattr(body, name)) is not None:
+            return token_count(name, value, default)
+    return default
 
 
 def _options(

@@ -29,6 +29,7 @@ class GenerationIn(Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Whole | None = None
+    n_predict: Whole | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Whole | None = None
@@ -95,7 +96,6 @@ class NativeIn(GenerationIn, kw_only=True):
     """POST /completion, llama-server's own. `prompt`: text, token ids, both mixed in one list, or a list of such prompts."""
 
     prompt: str | JsonObject | list[Any]
-    n_predict: Whole | None = None
     n_probs: Whole | None = None
     return_tokens: bool | None = None
     response_fields: list[str] | None = None

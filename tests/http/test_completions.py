@@ -75,6 +75,18 @@ async def test_default_limit_is_openais() -> None:
     assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("x" * 16, "length")
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/completions", "/v1/chat/completions"])
+async def test_llama_servers_name_of_the_limit(path: str) -> None:
+    """`n_predict` is read beside OpenAI's names, which win over it; a wrong one is named."""
+    body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}
+    async with serving(FakeEngine(saying("x" * 100))) as at:
+        for limits in ({"n_predict": 20}, {"n_predict": 20, "max_tokens": 3}, {"n_predict": 0}):
+            await at.post(path, body | limits)
+        status, refused = await at.post(path, body | {"n_predict": 1.5})
+    assert [sequence.request.max_tokens for sequence in at.engine.sequences] == [20, 3, 0]
+    assert (status, refused["error"]["param"]) == (400, "n_predict")
+
+
 async def test_echo_puts_the_prompt_before_the_answer() -> None:
     """Whole and streamed, for text and for token ids."""
     async with serving(FakeEngine(saying("!"))) as at:
