@@ -110,14 +110,14 @@ def _generation_fields(generation: Generation) -> dict[str, Any]:
     if not ends:
         return fields
     usage, timing, cache = generation.usage(), ends[0].timing, ends[0].cache
-    decoded = ends[0].usage.completion_tokens - 1
+    decoded = ends[0].usage.completion_tokens - 1  # -1: there was no first token
     return fields | {
         "finish": ",".join(sorted({end.reason.value for end in ends})),
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.prompt_tokens_details.cached_tokens,
         "generated_tokens": usage.completion_tokens,
         "queue_ms": _ms(timing.queue_s),
-        "ttft_ms": _ms(timing.queue_s + timing.prefill_s),
+        "ttft_ms": _ms(timing.queue_s + timing.prefill_s) if decoded >= 0 else None,
         "tpot_ms": _ms(timing.decode_s / decoded) if decoded > 0 else None,
         "matched_tokens": cache.matched_tokens,
         "resumed_at": cache.resumed_at,

@@ -157,10 +157,11 @@ async def test_one_line_per_request() -> None:
 
 
 async def test_failed_stream_is_in_the_line() -> None:
-    """A stream's status is 200 when it fails; the line says what happened."""
+    """A stream's status is 200 when it fails; the line says what happened, and gives no time to a token that never came."""
     async with serving(FakeEngine()) as at:
         stream = asyncio.create_task(at.events("/v1/completions", BODY))
         (await at.engine.submitted.get()).end(FinishReason.ERROR, "not finite")
         await stream
         (line,) = at.log_lines()
     assert (line["status"], line["finish"], line["error"]) == (200, "error", "not finite")
+    assert (line["generated_tokens"], line.get("ttft_ms")) == (0, None)
