@@ -1,5 +1,7 @@
 """Rows of a matrix of any type, dequantized."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ from tests.cuda_src.matrices import TYPES, Matrix, some_columns
 
 
 @pytest.fixture(scope="module")
-def one_device() -> Device:
+def one_device() -> Any:
     """For what is tried with every type: threads have nothing to do with each other here."""
     if not have_compiler():
         pytest.skip("the CUDA emulator needs g++")

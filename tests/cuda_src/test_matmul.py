@@ -1,5 +1,7 @@
 """Products of weights of every type with rows of activations, against float64 on activations quantized alike."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -26,7 +28,7 @@ KINDS = ["Q8_0", "Q6_K", "Q4_K", "Q2_K", "IQ3_S", "BF16"]
 
 
 @pytest.fixture(scope="module")
-def one_device() -> Device:
+def one_device() -> Any:
     """For what is tried with every type or size; the orders of threads are tried with some of them."""
     if not have_compiler():
         pytest.skip("the CUDA emulator needs g++")
@@ -40,7 +42,8 @@ def product(device: Device, x: Activations, matrix: Matrix, *, exact: bool = Fal
 
 
 def silu(x: Float64) -> Float64:
-    return x * 0.5 * (1 + np.tanh(x / 2))
+    value: Float64 = x * 0.5 * (1 + np.tanh(x / 2))
+    return value
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 9])
@@ -153,7 +156,7 @@ def routed(device: Device, experts: NDArray[np.int32], num_experts: int, is_sort
 def expected_pairs(stack: Matrix, x: Float32, experts: NDArray[np.int32]) -> Float64:
     """[T, k] experts, x [T, K] or [T k, K] -> [T k, rows], zeros where skipped."""
     flat, per_row, activations = experts.reshape(-1), experts.size // len(x), seen(stack.weight.type, x)
-    rows = [activations[p // per_row] @ stack.values[max(e, 0)].T * (e >= 0) for p, e in enumerate(flat)]
+    rows = [activations[p // per_row] @ stack.values[max(int(e), 0)].T * float(e >= 0) for p, e in enumerate(flat)]
     return np.stack(rows)
 
 
