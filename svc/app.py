@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import cast
@@ -22,7 +23,7 @@ from svc.compute.backend import Piece, Sample, StepBatch
 from svc.compute.model_config import ModelConfig
 from svc.compute.opening import OpenedModel, open_configured
 from svc.compute.ops import Ops
-from svc.compute.runner import ModelRunner, load_model
+from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner, load_model
 from svc.compute.sampling.params import SamplingParams
 from svc.compute.weights.gguf_file import GgufFile
 from svc.compute.weights.parts import stem
@@ -37,7 +38,7 @@ from svc.http.text.tokenizer import Tokenizer
 from svc.lifecycle import Notifier, Shutdown
 from svc.log import Logger, configure_logging
 from svc.machine import available_memory_bytes
-from svc.memory.auto_budget import resolve_budgets, weights_remark
+from svc.memory.auto_budget import FREE_SHARE, resolve_budgets, weights_remark
 from svc.memory.plan import MemoryPlan, plan_memory
 from svc.memory.sequence_cache import SequenceCache
 from svc.metrics import Metrics
@@ -203,15 +204,26 @@ def load(config: Config, logger: Logger, progress: Progress) -> Loaded:
     tokenizer = read_tokenizer(opened)
     template = chat_template(config, file, tokenizer)
     ops = choose_ops(config, logger)
-    available_bytes = available_memory_bytes()
-    plan = memory_plan(config, model_config, available_bytes, file.file_bytes, context_tokens)
-    too_large = weights_remark(weights_bytes=file.file_bytes, caches_bytes=plan.total_bytes, available_bytes=available_bytes)
+    plan, too_large = _plan(config, opened, ops)
     if too_large:
         logger.warning("weights_not_read_ahead", reason=too_large)
     _warn(config, opened, ops.name, plan, template, logger)
     model = load_model(opened.source, model_config, ops, progress, read_in=too_large is None)
     runner = ModelRunner(model, ops, plan, config.max_step_tokens)
     return Loaded(file, model_config, context_tokens, runner, tokenizer, template)
+
+
+def _plan(config: Config, opened: OpenedModel, ops: Ops) -> tuple[MemoryPlan, str | None]:
+    """Counts for the caches, and what to say of weights that the machine's memory cannot hold."""
+    weights_bytes, context_tokens = opened.file.file_bytes, opened.context_tokens
+    layout = opened.config.memory_layout(config.page_tokens, config.kv_type)
+    sizes = (config.max_seats, config.max_step_tokens, MAX_LOGIT_ROWS, weights_bytes)
+    on_device = ops.bytes_for_caches(opened.config, layout, *sizes)
+    if on_device is not None:
+        return memory_plan(config, opened.config, on_device, 0, context_tokens, free_share=1.0), None
+    available_bytes = available_memory_bytes()
+    plan = memory_plan(config, opened.config, available_bytes, weights_bytes, context_tokens)
+    return plan, weights_remark(weights_bytes=weights_bytes, caches_bytes=plan.total_bytes, available_bytes=available_bytes)
 
 
 def read_tokenizer(opened: OpenedModel) -> Tokenizer:
@@ -226,11 +238,19 @@ def read_tokenizer(opened: OpenedModel) -> Tokenizer:
 
 
 def choose_ops(config: Config, logger: Logger) -> Ops:
-    """The room that computes. `auto` is the C kernels where they were built, else the reference with one clear warning."""
+    """The room that computes. `auto` is a GPU where CuPy and one are there, else the C kernels where they were built, else the
+    reference, each with one clear warning where it is worth one."""
     from svc.compute.reference.ops import ReferenceOps
 
     if config.device == "reference":
         return cast(Ops, ReferenceOps())
+    if config.device.startswith("cuda"):
+        return _open_cuda(config.device)
+    if config.device == "auto" and find_spec("cupy"):
+        try:
+            return _open_cuda("cuda")
+        except BackendUnavailableError as error:
+            logger.warning("no_cuda", reason=f"{error}; the cpu computes instead")
     try:
         from svc.compute.cpu.ops import CpuOps
 
@@ -242,7 +262,24 @@ def choose_ops(config: Config, logger: Logger) -> Ops:
         return cast(Ops, ReferenceOps())
 
 
-def memory_plan(config: Config, model: ModelConfig, available_bytes: int, weights_bytes: int, context_tokens: int) -> MemoryPlan:
+def _open_cuda(device: str) -> Ops:
+    """`cuda` or `cuda:N`. BackendUnavailableError says what is missing."""
+    from svc.compute.cuda.cupy_device import open_cupy_device
+    from svc.compute.cuda.device import Device
+    from svc.compute.cuda.ops import CudaOps
+
+    opened = cast(Device, open_cupy_device(int(device.partition(":")[2] or 0)))
+    return cast(Ops, CudaOps(opened))
+
+
+def memory_plan(
+    config: Config,
+    model: ModelConfig,
+    available_bytes: int,
+    weights_bytes: int,
+    context_tokens: int,
+    free_share: float = FREE_SHARE,
+) -> MemoryPlan:
     """Budgets in bytes to counts. MemoryBudgetError says what would fit."""
     layout = model.memory_layout(config.page_tokens, config.kv_type)
     kv_bytes, snapshot_bytes = resolve_budgets(
@@ -253,6 +290,7 @@ def memory_plan(config: Config, model: ModelConfig, available_bytes: int, weight
         weights_bytes=weights_bytes,
         num_rows=config.max_seats,
         context_tokens=context_tokens,
+        free_share=free_share,
     )
     return plan_memory(
         layout, kv_bytes=kv_bytes, snapshot_bytes=snapshot_bytes, num_rows=config.max_seats, context_tokens=context_tokens

@@ -97,8 +97,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 30.0
 
     device: Annotated[
-        Literal["auto", "cpu", "reference"],
-        Meta(description="what computes: cpu (C kernels), reference (numpy, slow, the oracle); auto: cpu where it was built"),
+        str,
+        Meta(
+            pattern=r"^(auto|cpu|reference|cuda(:\d{1,3})?)$",
+            description="what computes: cuda[:N] (NVIDIA GPU, N from 0), cpu (C kernels), reference (numpy, slow); "
+            "auto: cuda if CuPy and a GPU are there, else cpu",
+            extra={"choices": "auto, cpu, cuda, cuda:N, reference"},
+        ),
     ] = "auto"
     threads: Annotated[int, Meta(ge=0, le=1024, description="threads that compute; 0: all cores")] = 0
     ctx: Annotated[
@@ -348,6 +353,8 @@ def _options() -> Iterator[Option]:
         extra = field.type.extra or {}
         example = schema.get("examples", [None])[0]
         kind, expected = _describe(field.type.type, annotations[field.name], bool(extra.get("size")), example)
+        if "choices" in extra:
+            kind, expected = "choice", f"one of {extra['choices']}"
         texts = (extra.get("metavar", ""), extra.get("separator", ""))
         yield Option(field.name, field.default, schema["description"], annotations[field.name], kind, expected, example, *texts)
 

@@ -2,8 +2,8 @@
 
 # Logits (in the order of 10) against transformers' float32: two correct float32 engines differ by up to 4e-4 on these models.
 LOGITS_GOLDEN = 2e-3
-# Mean KL divergence of tiny-qwen35-hd128 from its float32 original with weights in Q8_0 (5e-3 by themselves) and activations rounded to
-# 8 bits in blocks of 32 (5e-3 more, as between two other engines).
+# Mean KL divergence of tiny-qwen35-hd128 from its float32 original with weights in Q8_0 (5e-3 by themselves) and activations
+# rounded to 8 bits in blocks of 32 (5e-3 more, as between two other engines).
 KL_8_BIT = 1.5e-2
 # Per-layer values of the same models, in the order of 1.
 LAYER_GOLDEN = 2e-4
@@ -14,8 +14,8 @@ LOGITS_REFERENCE_SELF_AMPLIFIED = 5e-4
 
 # One op against float64 on random inputs in the order of 1, absolute and relative: float32 sums of some hundred terms.
 KERNEL = 2e-5
-# The same on CUDA, against float64 that rounds activations to 8 bits where the room does: chunks of 64 tokens add up more before they
-# are written, attention multiplies in split halves.
+# The same on CUDA, against float64 that rounds activations to 8 bits where the room does: chunks of 64 tokens add up more before
+# they are written, attention multiplies in split halves.
 KERNEL_CUDA = 1e-4
 # The same with K and V stored as float16 (11 bits): half a unit in the last place of each key and value.
 KERNEL_F16_PAGES = 3e-3

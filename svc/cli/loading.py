@@ -36,7 +36,7 @@ def load_bare(
     MemoryBudgetError where so much is not free.
     """
     from svc.app import choose_ops
-    from svc.compute.runner import ModelRunner, load_model
+    from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner, load_model
     from svc.log import configure_logging
 
     for remark in opened.remarks:
@@ -44,13 +44,16 @@ def load_bare(
     ops = choose_ops(config, configure_logging("warning", "console"))
     layout = opened.config.memory_layout(config.page_tokens, config.kv_type)
     plan = MemoryPlan(layout, num_pages, num_rows, num_cells)
-    free_bytes = available_memory_bytes()
+    sizes = (num_rows, config.max_step_tokens, MAX_LOGIT_ROWS, opened.file.file_bytes)
+    on_device = ops.bytes_for_caches(opened.config, layout, *sizes)
+    free_bytes = available_memory_bytes() if on_device is None else on_device
     if plan.total_bytes > free_bytes:
         raise MemoryBudgetError(
             f"{num_rows} sequences at once, {plan.kv_tokens} tokens in all, need {plan.total_bytes} bytes, "
             f"but {free_bytes} are free: take fewer or shorter ones"
         )
-    too_large = weights_remark(weights_bytes=opened.file.file_bytes, caches_bytes=plan.total_bytes, available_bytes=free_bytes)
+    weights_bytes = opened.file.file_bytes if on_device is None else 0
+    too_large = weights_remark(weights_bytes=weights_bytes, caches_bytes=plan.total_bytes, available_bytes=free_bytes)
     if too_large:
         print(f"headrace: warning: {too_large}", file=sys.stderr)
     with ProgressLine("loading", max(1, opened.file.file_bytes), quiet=quiet) as line:

@@ -22,6 +22,7 @@ from svc.compute.layers.moe_ffn import MoeFfnWeights
 from svc.compute.model_config import ModelConfig
 from svc.compute.step_inputs import StepInputs
 from svc.compute.weights.gguf_file import GgufTensor
+from svc.memory.layout import MemoryLayout
 from svc.memory.plan import MemoryPlan
 
 Array = Any  # an array of the room
@@ -41,6 +42,13 @@ class Ops(Protocol):
     """The operations of one room (reference, cpu, cuda)."""
 
     name: str
+
+    def bytes_for_caches(
+        self, config: ModelConfig, layout: MemoryLayout, num_rows: int, max_step_tokens: int, logit_rows: int, weights_bytes: int
+    ) -> int | None:
+        """What a device with memory of its own has left for caches beside weights and steps; None for a room in the machine's.
+
+        MemoryBudgetError when nothing is left."""
 
     def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
         """Called once, before the first step: makes the scratch memory of the largest step there will be. `logit_rows`: most rows

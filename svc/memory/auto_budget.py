@@ -18,12 +18,14 @@ def resolve_budgets(
     weights_bytes: int,
     num_rows: int,
     context_tokens: int,
+    free_share: float = FREE_SHARE,
 ) -> tuple[int, int]:
     """(kv_bytes, snapshot_bytes) for `plan_memory`. None asks for an automatic budget.
 
-    `available_bytes` is free memory, of which the weights take `weights_bytes`. An automatic budget is never below what the seats
-    need. Raises MemoryBudgetError when the sum, live rows included, is more than is free beside the weights; or, where both budgets
-    are given, more than is free: weights that do not fit can be read from the disk again (`weights_remark`), caches cannot.
+    `available_bytes` is free memory, of which the weights take `weights_bytes`; automatic budgets take `free_share` of the rest,
+    but never less than what the seats need. Raises MemoryBudgetError when the sum, live rows included, is more than is free beside
+    the weights; or, where both budgets are given, more than is free: weights that do not fit can be read from the disk again
+    (`weights_remark`), caches cannot.
     """
     all_given = kv_bytes is not None and snapshot_bytes is not None
     beside_bytes = max(available_bytes - weights_bytes, 0)
@@ -33,7 +35,7 @@ def resolve_budgets(
     useful_kv = USEFUL_CONTEXTS_PER_SEAT * num_rows * pages_per_context * layout.page_bytes
     useful_snapshots = USEFUL_CELLS_PER_SEAT * num_rows * layout.state_bytes
 
-    share = int(FREE_SHARE * beside_bytes) - row_bytes - (kv_bytes or 0) - (snapshot_bytes or 0)
+    share = int(free_share * beside_bytes) - row_bytes - (kv_bytes or 0) - (snapshot_bytes or 0)
     if kv_bytes is None and snapshot_bytes is None:
         # What one of the two cannot use goes to the other.
         kv = min(useful_kv, max(int(KV_SHARE * share), share - useful_snapshots))

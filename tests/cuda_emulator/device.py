@@ -132,6 +132,9 @@ class EmulatedDevice:
         self._capture: tuple[EmulatedStream, list[Operation]] | None = None
         self._pinned: list[tuple[int, int, weakref.ref[Any]]] = []
 
+    def use(self) -> None:
+        """All threads have the one CPU."""
+
     # -- memory -----------------------------------------------------------------------------------------------------------------
     def memory(self) -> DeviceMemory:
         return DeviceMemory(self._total_bytes - self._used_bytes, self._total_bytes)

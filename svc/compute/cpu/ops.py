@@ -85,6 +85,9 @@ class CpuOps:
     def num_threads(self) -> int:
         return self._engine.num_threads
 
+    def bytes_for_caches(self, *sizes: object) -> None:
+        """They stand in the machine's memory."""
+
     def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
         """The C side allocates as it goes."""
 

@@ -1,8 +1,8 @@
 """CupyDevice: a real GPU, through CuPy. Only what the contract (device.py) asks, and CuPy's arrays not at all.
 
-CuPy is imported when a device is opened: the package installs, and serves on the CPU, without it. All calls come from the thread
-that opened the device. CuPy keeps compiled kernels on disk (`CUPY_CACHE_DIR`), keyed by the text and options given here; it always
-compiles with denormals flushed to zero.
+CuPy is imported when a device is opened: the package installs, and serves on the CPU, without it. Calls come from one thread at a
+time, the one that called `use` last. CuPy keeps compiled kernels on disk (`CUPY_CACHE_DIR`), keyed by the text and options given
+here; it always compiles with denormals flushed to zero.
 """
 
 import importlib
@@ -132,11 +132,16 @@ class CupyDevice:
         self.name, self.arch = name, arch
         self._cupy, self._cuda, self._runtime = cupy, cupy.cuda, cupy.cuda.runtime
         self._faults = (self._runtime.CUDARuntimeError, self._cuda.driver.CUDADriverError)
-        self._cuda.Device(index).use()
+        self._index = index
+        self.use()
         self.main = self.stream()
         self._modules: dict[tuple[str, tuple[tuple[str, int | str], ...]], CupyModule] = {}
         self._capturing: CupyStream | None = None
         self._kept: list[object] = []  # by the graph that is being captured
+
+    def use(self) -> None:
+        with self.faults():
+            self._cuda.Device(self._index).use()
 
     # -- memory -----------------------------------------------------------------------------------------------------------------
     def memory(self) -> DeviceMemory:

@@ -26,6 +26,11 @@ class ChunkPlan:
     def num_chunks(self) -> int:
         return len(self.chunks)
 
+    def rounds(self, most: int) -> list[tuple[Int32, Int32]]:
+        """(chunks, cu_chunks) of at most `most` chunks each, to be worked off one after the other."""
+        starts = range(0, self.num_chunks, most) if most else ()
+        return [(self.chunks[a : a + most], np.clip(self.cu_chunks - a, 0, min(most, self.num_chunks - a))) for a in starts]
+
 
 def plan_chunks(inputs: StepInputs, step_tokens: int = STEP_TOKENS) -> ChunkPlan:
     """A chunk ends after CHUNK tokens, at absolute positions that CHUNK divides and after a captured token.

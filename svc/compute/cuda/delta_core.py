@@ -26,7 +26,7 @@ class DeltaStep:
 
     num_tokens: int
     num_sequences: int
-    num_chunks: int
+    num_chunks: int  # of the largest round
     step_tokens: int
     any_steps: bool
     cu_seqlens: DeviceArray
@@ -34,8 +34,7 @@ class DeltaStep:
     capture_tokens: DeviceArray
     capture_cells: DeviceArray
     cu_captures: DeviceArray
-    chunks: DeviceArray
-    cu_chunks: DeviceArray
+    rounds: tuple[tuple[DeviceArray, DeviceArray], ...]  # (chunks, cu_chunks) of ChunkPlan.rounds
 
 
 def delta_step(device: Device, inputs: StepInputs, plan: ChunkPlan) -> DeltaStep:
@@ -55,8 +54,7 @@ def delta_step(device: Device, inputs: StepInputs, plan: ChunkPlan) -> DeltaStep
         capture_tokens=on_device(inputs.capture_tokens),
         capture_cells=on_device(inputs.capture_cells),
         cu_captures=on_device(inputs.cu_captures),
-        chunks=on_device(plan.chunks),
-        cu_chunks=on_device(plan.cu_chunks),
+        rounds=tuple((on_device(chunks), on_device(cu_chunks)) for chunks, cu_chunks in plan.rounds(plan.num_chunks)),
     )
 
 
@@ -132,12 +130,13 @@ def delta_core(
     call = _Call(device, layer, states, step, stream)
     if step.any_steps:
         call.decode(out, projected)
-    if step.num_chunks:
+    if step.rounds:
         assert workspace is not None
         assert workspace.chunks.shape[0] >= step.num_chunks
         assert workspace.mixed.shape[0] >= step.num_tokens
         call.convolve(workspace, projected)
-        call.scan(out, workspace)
+        for chunks, cu_chunks in step.rounds:
+            call.scan(out, workspace, chunks, cu_chunks)
     call.finish(out, projected)
 
 
@@ -188,18 +187,18 @@ class _Call:
             layer.num_key_heads, layer.num_value_heads, step.step_tokens, layer.epsilon,
         )  # fmt: skip
 
-    def scan(self, reads: DeviceArray, workspace: DeltaWorkspace) -> None:
+    def scan(self, reads: DeviceArray, workspace: DeltaWorkspace, chunks: DeviceArray, cu_chunks: DeviceArray) -> None:
         layer, states, step = self.layer, self.states, self.step
         heads = (layer.num_key_heads, layer.num_value_heads)
         self._launch(
-            "delta_prefill/delta_chunk", (step.num_chunks, layer.num_value_heads), 256,
-            workspace.chunks, workspace.mixed, workspace.gates, step.chunks, *heads,
+            "delta_prefill/delta_chunk", (chunks.shape[0], layer.num_value_heads), 256,
+            workspace.chunks, workspace.mixed, workspace.gates, chunks, *heads,
         )  # fmt: skip
         self._launch(
             "delta_prefill/delta_scan", (-(-layer.value_dim // 32), layer.num_value_heads, step.num_sequences), 128,
             reads, workspace.mixed, workspace.chunks,
             states.recurrent(states.rows, layer.index), states.recurrent(states.cells, layer.index),
-            states.layout.state_elements, step.rows, step.chunks, step.cu_chunks, step.capture_cells, *heads,
+            states.layout.state_elements, step.rows, chunks, cu_chunks, step.capture_cells, *heads,
         )  # fmt: skip
 
     def finish(self, out: DeviceArray, projected: DeltaProjected) -> None:

@@ -142,7 +142,10 @@ class DeviceMemory:
 
 
 class Device(Protocol):
-    """One GPU. Used from one thread."""
+    """One GPU. Used from one thread at a time."""
+
+    def use(self) -> None:
+        """Makes this the GPU of the calling thread: once when another thread than the one that opened it goes on."""
 
     @property
     def name(self) -> str:

@@ -1,6 +1,7 @@
 """CudaOps: the operations on one GPU, as launches on its main stream. Nothing here waits for the device but `to_numpy`."""
 
 import gc
+import threading
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from svc.compute.cuda.embed import embed
 from svc.compute.cuda.moe_ffn import MoeSizes, moe_buffers, moe_ffn
 from svc.compute.cuda.step import CudaStep, StepLimits, StepUploads
 from svc.compute.cuda.weights import Codebooks, CudaWeight, upload_weight
-from svc.compute.cuda.workspace import scratch_bytes
+from svc.compute.cuda.workspace import scratch_bytes, step_bytes
 from svc.compute.layers.attention import AttentionWeights
 from svc.compute.layers.delta import DeltaWeights
 from svc.compute.layers.dense_ffn import DenseFfnWeights
@@ -24,8 +25,11 @@ from svc.compute.model_config import ModelConfig
 from svc.compute.step_inputs import StepInputs
 from svc.compute.weights.gguf_file import GgufTensor
 from svc.errors import MemoryBudgetError, ModelFileError
+from svc.memory.layout import MemoryLayout
 from svc.memory.plan import MemoryPlan
 
+# Of the free memory: the rest is for what the driver needs for kernels, and for other programs on the GPU.
+FREE_SHARE = 0.95
 LIST_ENTRIES = 1024  # of a list that one launch takes; longer ones are worked off in parts
 
 
@@ -36,7 +40,8 @@ class CudaOps:
     state_order = STATE_ORDER
 
     def __init__(self, device: Device) -> None:
-        self.device = device
+        self._device = device
+        self._thread = threading.get_ident()
         self._codebooks = Codebooks(device)
         self._arena = Arena(device)
         self._uploads = StepUploads(device)
@@ -45,6 +50,28 @@ class CudaOps:
 
     def __repr__(self) -> str:
         return f"CudaOps({self.device.name}, sm_{self.device.arch})"
+
+    @property
+    def device(self) -> Device:
+        """Current on the calling thread: a model is loaded on one thread and run on another."""
+        if self._thread != threading.get_ident():
+            self._thread = threading.get_ident()
+            self._device.use()
+        return self._device
+
+    def bytes_for_caches(
+        self, config: ModelConfig, layout: MemoryLayout, num_rows: int, max_step_tokens: int, logit_rows: int, weights_bytes: int
+    ) -> int:
+        memory = self.device.memory()
+        steps_bytes = step_bytes(config, layout, num_rows, max_step_tokens, logit_rows)
+        left_bytes = int(FREE_SHARE * memory.free_bytes) - weights_bytes - steps_bytes
+        if left_bytes <= 0:
+            raise MemoryBudgetError(
+                f"{self.device.name} has {memory.free_bytes >> 20} MiB free of {memory.total_bytes >> 20}, too little for"
+                f" {weights_bytes >> 20} MiB of weights and {steps_bytes >> 20} MiB for steps of up to {max_step_tokens} tokens:"
+                " take a smaller file, fewer seats or smaller steps, or the cpu device"
+            )
+        return left_bytes
 
     def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
         limits = StepLimits.of(config, plan, max_step_tokens)
@@ -83,7 +110,13 @@ class CudaOps:
         return self.device.to_host(array)
 
     def caches(self, plan: MemoryPlan) -> CudaCaches:
-        return CudaCaches(self.device, plan)
+        """MemoryBudgetError when the device is full."""
+        try:
+            return CudaCaches(self.device, plan)
+        except MemoryError as error:
+            raise MemoryBudgetError(
+                f"the caches ({plan.total_bytes} bytes) do not fit on {self.device.name}: {error}: give smaller budgets"
+            ) from None
 
     # -- cache traffic ----------------------------------------------------------------------------------------------------------
     def copy_pages(self, caches: CudaCaches, pairs: NDArray[np.int32]) -> None:

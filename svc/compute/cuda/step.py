@@ -17,6 +17,7 @@ from svc.compute.step_inputs import StepInputs
 from svc.memory.plan import MemoryPlan
 
 WORDS_ALIGNED = 64  # of four bytes: where an array of the step may begin
+USUAL_CAPTURES = 16
 MOST_SPLIT_FLOATS = 1 << 28  # of partial results of attention: a gigabyte
 
 
@@ -27,7 +28,8 @@ class StepLimits:
     tokens: int
     sequences: int
     captures: int
-    chunks: int  # of the chunked delta rule
+    chunks: int  # of the chunked delta rule in one round; a step with more captures than usual takes several
+    all_chunks: int
     table_width: int
     rotary_dims: int
     split_floats: int  # partial results of attention; a step that would need more does without splits
@@ -36,13 +38,15 @@ class StepLimits:
     @classmethod
     def of(cls, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int) -> "StepLimits":
         sequences, captures = min(plan.num_rows, max_step_tokens), plan.num_cells
+        hybrid = config.num_delta_layers > 0
         context = min(plan.kv_tokens, max(config.full_context, plan.layout.page_tokens))
         query_rows = config.num_heads * (config.head_dim + 2) if config.num_attention_layers else 0
         return cls(
             tokens=max_step_tokens,
             sequences=sequences,
             captures=captures,
-            chunks=most_chunks(max_step_tokens, sequences, captures) if config.num_delta_layers else 0,
+            chunks=most_chunks(max_step_tokens, sequences, USUAL_CAPTURES) if hybrid else 0,
+            all_chunks=most_chunks(max_step_tokens, sequences, captures) if hybrid else 0,
             table_width=plan.num_pages,
             rotary_dims=config.rotary_dims,
             split_floats=min(MOST_SPLIT_FLOATS, sequences * query_rows * -(-context // SPLIT_TOKENS)),
@@ -52,9 +56,11 @@ class StepLimits:
     @property
     def words(self) -> int:
         """Four bytes each, of all arrays of a step."""
+        num_rounds = -(-self.all_chunks // max(1, self.chunks))
         sizes = [
             *(self.tokens, self.tokens, self.sequences + 1, self.sequences, self.sequences * self.table_width),
-            *(self.captures, self.captures, self.sequences + 1, 4 * self.chunks, self.sequences + 1),
+            *(self.captures, self.captures, self.sequences + 1),
+            *(*(4 * self.chunks,) * num_rounds, *(self.sequences + 1,) * num_rounds),
             *(self.tokens * self.rotary_dims // 2,) * 2,
         ]
         return sum(_aligned(size) for size in sizes)
@@ -83,11 +89,12 @@ class StepUploads:
     def upload(self, inputs: StepInputs) -> CudaStep:
         """Queues one copy. The arrays are those of the latest step only."""
         plan = plan_chunks(inputs)
+        rounds = plan.rounds(plan.num_chunks if self._limits is None else min(plan.num_chunks, self._limits.chunks))
         arrays = {
             **{name: getattr(inputs, name) for name in ("tokens", "positions", "cu_seqlens", "rows", "block_table")},
             **{name: getattr(inputs, name) for name in ("capture_tokens", "capture_cells", "cu_captures")},
-            "chunks": plan.chunks,
-            "cu_chunks": plan.cu_chunks,
+            **{f"chunks {number}": chunks for number, (chunks, _) in enumerate(rounds)},
+            **{f"cu_chunks {number}": cu_chunks for number, (_, cu_chunks) in enumerate(rounds)},
             "rope_cos": inputs.rope_cos,
             "rope_sin": inputs.rope_sin,
         }
@@ -99,12 +106,11 @@ class StepUploads:
         delta = DeltaStep(
             num_tokens=inputs.num_tokens,
             num_sequences=inputs.num_sequences,
-            num_chunks=plan.num_chunks,
+            num_chunks=max((len(chunks) for chunks, _ in rounds), default=0),
             step_tokens=plan.step_tokens,
             any_steps=plan.any_steps,
             **{name: there[name] for name in ("cu_seqlens", "rows", "capture_tokens", "capture_cells", "cu_captures")},
-            chunks=there["chunks"],
-            cu_chunks=there["cu_chunks"],
+            rounds=tuple((there[f"chunks {number}"], there[f"cu_chunks {number}"]) for number in range(len(rounds))),
         )
         return CudaStep(there["tokens"], attention, delta)
 

@@ -7,7 +7,10 @@ from svc.compute.cuda.step import StepLimits
 from svc.compute.layers.attention import AttentionWeights
 from svc.compute.layers.delta import DeltaWeights
 from svc.compute.model_config import ModelConfig
+from svc.memory.layout import MemoryLayout
+from svc.memory.plan import MemoryPlan
 
+FLOAT_BYTES = 4
 NO_WEIGHTS = (None,) * 10  # of a layer of which only the sizes count
 
 
@@ -34,3 +37,12 @@ def scratch_bytes(config: ModelConfig, limits: StepLimits, logit_rows: int) -> i
     sizes.append(tally := Tally())
     blocks_for(tally, logit_rows, width)
     return max(tally.used_bytes for tally in sizes)
+
+
+def step_bytes(config: ModelConfig, layout: MemoryLayout, num_rows: int, max_step_tokens: int, logit_rows: int) -> int:
+    """Bytes of everything but weights and caches, before it is known how many pages and cells there will be."""
+    pages_per_row = -(-config.full_context // layout.page_tokens)
+    plan = MemoryPlan(layout, pages_per_row * num_rows, num_rows, num_cells=num_rows)
+    limits = StepLimits.of(config, plan, max_step_tokens)
+    hidden, logits = (max_step_tokens + logit_rows) * config.hidden_size, logit_rows * config.vocab_size
+    return scratch_bytes(config, limits, logit_rows) + FLOAT_BYTES * (limits.words + hidden + logits)

@@ -33,6 +33,9 @@ class ReferenceOps:
         """`dequant_cache_bytes`: how much of the weights may stay in memory as float32; the rest is dequantized at each use."""
         self._dequant_cache = DequantCache(dequant_cache_bytes)
 
+    def bytes_for_caches(self, *sizes: object) -> None:
+        """They stand in the machine's memory."""
+
     def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
         """numpy allocates as it goes."""
 

@@ -1,0 +1,120 @@
+"""`--device cuda`: how it is chosen, what its memory is planned for, and one sentence where it cannot be."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import structlog
+from structlog.testing import LogCapture
+
+from svc import app
+from svc.compute.cuda import cupy_device
+from svc.config import Config
+from svc.errors import BackendUnavailableError, ConfigError, MemoryBudgetError
+from tests.compute.rig import GGUF
+from tests.cuda_emulator.build import have_compiler
+from tests.cuda_emulator.device import EmulatedDevice
+
+MODEL = GGUF / "tiny-qwen3next-Q4_K_M.gguf"
+MIB = 2**20
+
+
+@pytest.fixture
+def captured() -> LogCapture:
+    return LogCapture()
+
+
+@pytest.fixture
+def logger(captured: LogCapture) -> Any:
+    return structlog.wrap_logger(structlog.PrintLogger(), processors=[captured], wrapper_class=structlog.stdlib.BoundLogger)
+
+
+def no_progress(done: int, total: int) -> None:
+    pass
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A machine with GPUs of 96 MiB: the numbers of those that were opened."""
+    opened: list[int] = []
+
+    def open_device(index: int = 0) -> EmulatedDevice:
+        opened.append(index)
+        return EmulatedDevice(total_bytes=96 * MIB)
+
+    monkeypatch.setattr(cupy_device, "open_cupy_device", open_device)
+    monkeypatch.setattr(app, "find_spec", lambda name: name)  # CuPy is installed
+    return opened
+
+
+def test_without_a_gpu_one_sentence() -> None:
+    """`headrace serve --device cuda` where it cannot work says why in one line, with exit code 2."""
+    try:
+        cupy_device.open_cupy_device()
+    except BackendUnavailableError:
+        command = [sys.executable, "-m", "svc.cli", "serve", str(MODEL), "--device", "cuda", "--port", "0", "--log-level", "error"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == 2
+        assert result.stderr.startswith("headrace: ")
+        assert result.stderr.count("\n") == 1
+    else:
+        pytest.skip("this machine has a GPU")
+
+
+@pytest.mark.parametrize(("device", "index"), [("cuda", 0), ("cuda:0", 0), ("cuda:3", 3), ("auto", 0)])
+def test_which_gpu(device: str, index: int, emulated: list[int], logger: Any, captured: LogCapture) -> None:
+    """The first unless a number says otherwise; `auto` takes it without being told to."""
+    assert app.choose_ops(Config(device=device), logger).name == "cuda"
+    assert emulated == [index]
+    assert captured.entries == []
+
+
+def test_auto_goes_on_without(monkeypatch: pytest.MonkeyPatch, logger: Any, captured: LogCapture) -> None:
+    """CuPy without a GPU: another device computes, and the log says why."""
+
+    def refuse(index: int = 0) -> None:
+        raise BackendUnavailableError("the driver finds no GPU")
+
+    monkeypatch.setattr(cupy_device, "open_cupy_device", refuse)
+    monkeypatch.setattr(app, "find_spec", lambda name: name)
+    assert app.choose_ops(Config(), logger).name != "cuda"
+    assert "finds no GPU" in captured.entries[0]["reason"]
+    with pytest.raises(BackendUnavailableError):
+        app.choose_ops(Config(device="cuda"), logger)
+
+
+@pytest.mark.parametrize("device", ["cuda:", "cuda:-1", "gpu", "cuda:x", ""])
+def test_other_names_are_refused(device: str) -> None:
+    from svc.config import load_config
+
+    with pytest.raises(ConfigError, match="cuda:N"):
+        load_config(environ={}, flags={"device": device})
+
+
+@pytest.mark.skipif(not have_compiler(), reason="the CUDA emulator needs g++")
+def test_load(emulated: list[int], logger: Any) -> None:
+    """Automatic budgets fill the GPU's memory and no more: weights, caches and scratch memory all find room, and it computes."""
+    loaded = app.load(Config(model=str(MODEL), device="cuda", max_step_tokens=64), logger, no_progress)
+    device = loaded.runner._ops.device  # type: ignore[attr-defined]
+    assert loaded.runner.name == "cuda"
+    assert 0 < device.memory().free_bytes < 8 * MIB
+    before = device.memory()
+    assert loaded.runner.run(app.one_token()).samples[0].token >= 0
+    assert device.memory() == before
+    loaded.runner.close()
+
+
+def test_too_small_a_gpu(monkeypatch: pytest.MonkeyPatch, logger: Any) -> None:
+    """Known before anything is loaded, with what is wanted and what is there."""
+    monkeypatch.setattr(cupy_device, "open_cupy_device", lambda index: EmulatedDevice(total_bytes=8 * MIB))
+    done: list[int] = []
+    with pytest.raises(MemoryBudgetError, match=r"8 MiB free of 8, too little for 4 MiB of weights"):
+        app.load(Config(model=str(MODEL), device="cuda"), logger, lambda now, total: done.append(now))
+    assert done == []
+
+
+def test_budgets_that_do_not_fit(emulated: list[int], logger: Any) -> None:
+    """Budgets in numbers are held against the GPU's memory, not the machine's."""
+    with pytest.raises(MemoryBudgetError, match="are free"):
+        app.load(Config(model=str(MODEL), device="cuda", kv_bytes=2**40, snapshot_bytes=2**24), logger, no_progress)
