@@ -1,5 +1,6 @@
 """Budgets for `kv_bytes = "auto"` and `snapshot_bytes = "auto"`: a share of the memory that is free, and no more than is useful."""
 
+from svc.config import format_size
 from svc.errors import MemoryBudgetError
 from svc.memory.layout import MemoryLayout
 
@@ -7,6 +8,7 @@ FREE_SHARE = 0.5  # of what is free after the weights: the rest is left to the s
 KV_SHARE = 0.6  # of that, where both budgets are auto and both are needed
 USEFUL_CONTEXTS_PER_SEAT = 4  # conversations kept whole for each one that is running
 USEFUL_CELLS_PER_SEAT = 64
+MIB = 2**20
 
 
 def resolve_budgets(
@@ -49,17 +51,48 @@ def resolve_budgets(
         snapshots = max(snapshots, smallest_snapshots)
 
     total = kv + snapshots + row_bytes
-    if total > (available_bytes if all_given else beside_bytes):
-        free = f"{available_bytes} are free" if all_given else f"{beside_bytes} are free beside the weights"
-        remedy = "give smaller budgets or fewer seats"
+    limit_bytes = available_bytes if all_given else beside_bytes
+    if total > limit_bytes:
+        place = "" if all_given else " beside the weights"
+        what = f"{num_rows} seats with kv_bytes={format_size(kv)} and snapshot_bytes={format_size(snapshots)}"
+        remedy = _what_fits(
+            room_bytes=limit_bytes - row_bytes,
+            kv_bytes=kv_bytes,
+            snapshot_bytes=snapshot_bytes,
+            smallest_kv=smallest_kv,
+            smallest_snapshots=smallest_snapshots,
+        ) or _seats_that_fit(limit_bytes, (smallest_kv + 2 * smallest_snapshots) // num_rows)
         if total <= available_bytes:
-            remedy += (
-                ", or both budgets as numbers: the weights are then read from the disk as far as they do not fit, which is slow"
-            )
-        raise MemoryBudgetError(
-            f"{num_rows} seats with kv_bytes={kv} and snapshot_bytes={snapshots} need {total} bytes but {free}: {remedy}"
-        )
+            remedy += "; or give both budgets as numbers: weights that do not fit are then read from the disk again, which is slow"
+        needed = format_size(-(-total // MIB) * MIB)
+        raise MemoryBudgetError(f"{what} need {needed} but {_rounded(limit_bytes)} are free{place}: {remedy}")
     return kv, snapshots
+
+
+def _what_fits(
+    *, room_bytes: int, kv_bytes: int | None, snapshot_bytes: int | None, smallest_kv: int, smallest_snapshots: int
+) -> str | None:
+    """The largest budgets, of those that were given, that go into `room_bytes`; None where no budget is large enough to blame."""
+    if room_bytes < smallest_kv + smallest_snapshots:
+        return None
+    if kv_bytes is not None and snapshot_bytes is not None:
+        return f"kv_bytes and snapshot_bytes together can be {_rounded(room_bytes)}"
+    if kv_bytes is not None:
+        return f"kv_bytes can be {_rounded(room_bytes - smallest_snapshots)}"
+    if snapshot_bytes is not None:
+        return f"snapshot_bytes can be {_rounded(room_bytes - smallest_kv)}"
+    return None
+
+
+def _seats_that_fit(room_bytes: int, seat_bytes: int) -> str:
+    """`seat_bytes`: the least that one takes, with its share of both budgets."""
+    seats = room_bytes // seat_bytes
+    return f"max_seats can be {seats}" if seats else f"one seat alone needs {format_size(seat_bytes)}"
+
+
+def _rounded(size: int) -> str:
+    """Down to whole MiB, where there are any: for reading, and to be taken as a setting."""
+    return format_size(size - size % MIB if size >= MIB else size)
 
 
 def weights_remark(*, weights_bytes: int, caches_bytes: int, available_bytes: int) -> str | None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from svc.config import format_size
 from svc.errors import MemoryBudgetError
 from svc.memory.layout import MemoryLayout
 
@@ -50,13 +51,13 @@ def plan_memory(layout: MemoryLayout, *, kv_bytes: int, snapshot_bytes: int, num
     if num_pages < 2 * num_rows:
         need = 2 * num_rows * layout.page_bytes
         raise MemoryBudgetError(
-            f"kv_bytes={kv_bytes} holds {num_pages} pages of {layout.page_bytes} bytes, "
-            f"too few for {num_rows} seats: give at least {need}, or fewer seats"
+            f"kv_bytes={format_size(kv_bytes)} holds {num_pages} pages of {layout.page_bytes} bytes, "
+            f"too few for {num_rows} seats: give at least {format_size(need)}, or fewer seats"
         )
     if num_cells < num_rows:
         need = num_rows * layout.state_bytes
         raise MemoryBudgetError(
-            f"snapshot_bytes={snapshot_bytes} holds {num_cells} snapshots of {layout.state_bytes} bytes, "
-            f"too few for {num_rows} seats: give at least {need}, or fewer seats"
+            f"snapshot_bytes={format_size(snapshot_bytes)} holds {num_cells} snapshots of {layout.state_bytes} bytes, "
+            f"too few for {num_rows} seats: give at least {format_size(need)}, or fewer seats"
         )
     return MemoryPlan(layout=layout, num_pages=num_pages, num_rows=num_rows, num_cells=num_cells)

@@ -1,9 +1,12 @@
 """Automatic budgets: within the memory there is, never less than the seats need, never more than is useful."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from svc.config import parse_size
 from svc.errors import MemoryBudgetError
 from svc.memory.auto_budget import USEFUL_CELLS_PER_SEAT, USEFUL_CONTEXTS_PER_SEAT, resolve_budgets, weights_remark
 from svc.memory.layout import MemoryLayout
@@ -96,18 +99,36 @@ def test_share_that_one_budget_cannot_use_goes_to_the_other() -> None:
     assert snapshots == min(share_left, USEFUL_CELLS_PER_SEAT * 2 * shape.state_bytes)
 
 
-def test_budget_beyond_the_memory_is_refused() -> None:
-    """The message names the budgets and what is free."""
-    with pytest.raises(MemoryBudgetError, match=f"kv_bytes={200 * MIB}.* {100 * MIB} are free"):
-        resolve_budgets(
-            layout(),
-            kv_bytes=200 * MIB,
-            snapshot_bytes=None,
-            available_bytes=100 * MIB,
-            weights_bytes=0,
-            num_rows=1,
-            context_tokens=64,
-        )
+@pytest.mark.parametrize("given", [("kv_bytes",), ("snapshot_bytes",), ("kv_bytes", "snapshot_bytes")])
+def test_budget_beyond_the_memory_is_refused_with_what_fits(given: tuple[str, ...]) -> None:
+    """The message names the budgets, what is free, and what would fit: that is taken, and a MiB more is not."""
+    sizes: dict[str, Any] = {"available_bytes": 100 * MIB, "weights_bytes": 0, "num_rows": 3, "context_tokens": 64}
+
+    def resolve(total_bytes: int) -> tuple[int, int]:
+        budgets: dict[str, Any] = dict.fromkeys(("kv_bytes", "snapshot_bytes")) | dict.fromkeys(given, total_bytes // len(given))
+        return resolve_budgets(layout(), **budgets, **sizes)
+
+    names = " and ".join(given) + (" together" if len(given) > 1 else "")
+    with pytest.raises(MemoryBudgetError, match=rf"{given[0]}=200MiB.* 100MiB are free.*: {names} can be \d+MiB$") as refusal:
+        resolve(200 * MIB * len(given))
+    fits = parse_size(str(refusal.value).split()[-1])
+    kv, snapshots = resolve(fits)
+    assert plan_memory(layout(), kv_bytes=kv, snapshot_bytes=snapshots, num_rows=3, context_tokens=64).total_bytes <= 100 * MIB
+    with pytest.raises(MemoryBudgetError):
+        resolve(fits + MIB)
+
+
+def test_seats_beyond_the_memory_are_refused_with_what_fits() -> None:
+    """Where no budget is to blame, the number of seats that fit is named, or what a single one needs."""
+    sizes: dict[str, Any] = {"kv_bytes": None, "snapshot_bytes": None, "weights_bytes": 0, "context_tokens": 64}
+    with pytest.raises(MemoryBudgetError, match=r"max_seats can be \d+$") as refusal:
+        resolve_budgets(layout(), available_bytes=100 * MIB, num_rows=500, **sizes)
+    fit = int(str(refusal.value).split()[-1])
+    resolve_budgets(layout(), available_bytes=100 * MIB, num_rows=fit, **sizes)
+    with pytest.raises(MemoryBudgetError, match=f"max_seats can be {fit}$"):
+        resolve_budgets(layout(), available_bytes=100 * MIB, num_rows=fit + 1, **sizes)
+    with pytest.raises(MemoryBudgetError, match="one seat alone needs"):
+        resolve_budgets(layout(), available_bytes=1 * MIB, num_rows=1, **sizes)
 
 
 def test_weights_that_do_not_fit_are_no_reason_against_budgets_that_do() -> None:
@@ -116,7 +137,7 @@ def test_weights_that_do_not_fit_are_no_reason_against_budgets_that_do() -> None
     assert resolve_budgets(layout(), kv_bytes=7 * MIB, snapshot_bytes=9 * MIB, **sizes) == (7 * MIB, 9 * MIB)
     with pytest.raises(MemoryBudgetError, match=r"0 are free beside the weights: .* both budgets as numbers"):
         resolve_budgets(layout(), kv_bytes=7 * MIB, snapshot_bytes=None, **sizes)
-    with pytest.raises(MemoryBudgetError, match=f"{100 * MIB} are free: give smaller budgets or fewer seats$"):
+    with pytest.raises(MemoryBudgetError, match=r"100MiB are free: kv_bytes and snapshot_bytes together can be \d+MiB$"):
         resolve_budgets(layout(), kv_bytes=70 * MIB, snapshot_bytes=90 * MIB, **sizes)
 
 
