@@ -213,6 +213,7 @@ def render(report: Report) -> str:
         ("", ""),
         ("one token", f"{_bytes(memory.kv_bytes_per_token)} of KV ({memory.kv_type})"),
         ("one snapshot", _snapshot(report)),
+        ("ctx", f"{memory.context_tokens} tokens at most in one sequence, prompt and answer together"),
         ("kv_bytes", f"{_bytes(memory.kv_bytes)}: {memory.num_pages} pages of {memory.page_tokens} = {memory.kv_tokens} tokens"),
         ("snapshot_bytes", f"{_bytes(memory.snapshot_bytes)}: {memory.num_snapshots} snapshots"),
         ("max_seats", f"{memory.num_seats} sequences at once, {_bytes(memory.seat_bytes)} of live state"),

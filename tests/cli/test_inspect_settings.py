@@ -40,6 +40,8 @@ def test_rope_settings_and_the_context(capsys: pytest.CaptureFixture[str]) -> No
     assert found["model"]["full_context_tokens"] == found["memory"]["context_tokens"] == 16384
     assert found["remarks"] == []
     assert "trained to 4096 tokens, stretched to 16384 (yarn, factor 4)" in text(capsys, *arguments)
+    for ctx, served in (((), 16384), (("--ctx", "100"), 100)):
+        assert f"{served} tokens at most in one sequence" in text(capsys, *arguments, *ctx)
 
 
 def test_what_the_server_would_warn_about(capsys: pytest.CaptureFixture[str]) -> None:
