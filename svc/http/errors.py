@@ -71,7 +71,7 @@ def api_error(error: Exception, request: web.Request, request_id: str) -> ApiErr
         case DrainingError():
             return unavailable(str(error) or "The server is shutting down.", "draining")
         case web.RequestPayloadError():
-            message = "The request body does not arrive as its headers say (length, chunks or compression)."
+            message = "The request body does not arrive as its headers say (length or chunks)."
             return ApiError(400, message, "invalid_request_error", code="invalid_body")
         case web.HTTPException():
             return _of_aiohttp(error, request)

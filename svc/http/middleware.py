@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from svc.http.errors import api_error, internal_error, is_our_bug
+from svc.http.errors import ApiError, api_error, internal_error, is_our_bug
 from svc.http.generation import Generation, GenerationFailedError
 from svc.http.service import LOGGER, METRICS
 
@@ -75,6 +75,16 @@ async def with_errors(request: web.Request, handler: Handler) -> web.StreamRespo
         answer = api_error(error, request, scope.id)
         scope.error = answer.message
         return answer.response()
+
+
+@web.middleware
+async def with_plain_body(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Compressed bodies are refused, and nothing expands them: a megabyte of them can be gigabytes, key or no key."""
+    coding = request.headers.get("Content-Encoding", "").strip()
+    if coding.lower() not in ("", "identity"):
+        message = f"A request body in Content-Encoding {coding[:40]!r} is not taken; send it as it is."
+        raise ApiError(415, message, "invalid_request_error", code="unsupported_encoding", headers={"Accept-Encoding": "identity"})
+    return await handler(request)
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:

@@ -9,7 +9,7 @@ from aiohttp import http_exceptions, web
 from svc.errors import ConfigError
 from svc.http.access import API_KEYS, CORS, ApiKeys, CorsPolicy, add_cors_headers, with_key, with_preflight
 from svc.http.errors import BODY_LIMIT
-from svc.http.middleware import add_headers, with_errors, with_scope
+from svc.http.middleware import add_headers, with_errors, with_plain_body, with_scope
 from svc.http.off_loop import TEXT_THREADS, TextThreads
 from svc.http.routes import add_routes
 from svc.http.service import DOOR, LOGGER, METRICS, Door, Readiness
@@ -34,7 +34,7 @@ class HttpServer:
         cors_origins: Iterable[str] = (),
     ) -> None:
         """`keys`: None lets everybody in. ConfigError for what is no origin."""
-        middlewares = [with_scope, with_errors, with_preflight, with_key]
+        middlewares = [with_scope, with_errors, with_preflight, with_key, with_plain_body]
         app = web.Application(middlewares=middlewares, client_max_size=max_body_bytes)
         metrics.follow_readiness(lambda: door.readiness.value, [state.value for state in Readiness])
         app[DOOR], app[METRICS], app[LOGGER], app[BODY_LIMIT] = door, metrics, logger, max_body_bytes
@@ -48,6 +48,7 @@ class HttpServer:
             app,
             handler_cancellation=True,  # without it a client that left is noticed only at the next write
             access_log=None,
+            auto_decompress=False,  # `with_plain_body` refuses what it would expand
             logger=_protocol_logger(),
             keepalive_timeout=KEEP_ALIVE_S,
             shutdown_timeout=CLOSE_S,
