@@ -56,6 +56,7 @@ PROGRESS_EVERY_S = 2.0
 START_EXTENSION_S = 60.0  # what a load that advances asks the service manager for
 STOP_EXTENSION_S = 30.0  # beyond the drain time: for the step under way, and for closing
 EXIT_INTERRUPTED = 128 + signal.SIGINT
+WARM_UP_TOKENS = 256  # enough for the kernels of many rows, also where these are shared out among hundreds of experts
 TEMPLATE_KEY = "tokenizer.chat_template"
 
 Progress = Callable[[int, int], None]
@@ -138,7 +139,7 @@ async def _running(config: Config, logger: Logger, loaded: Loaded, metrics: Metr
     worker = ComputeWorker(loaded.runner)
     engine = _engine(config, loaded, worker, metrics, logger)
     try:
-        await _warm_up(worker, loaded.file.path)
+        await _warm_up(worker, loaded)
         await engine.start()
         metrics.follow(engine.stats)
         yield engine
@@ -375,14 +376,24 @@ def _engine(config: Config, loaded: Loaded, worker: ComputeWorker, metrics: Metr
     return Engine(scheduler, worker, cache, on_finished=metrics.finished, on_error=report, probe=one_token())
 
 
-async def _warm_up(worker: ComputeWorker, path: Path) -> None:
-    """One token through every layer before anybody waits for it: finds a model that computes nonsense.
+async def _warm_up(worker: ComputeWorker, loaded: Loaded) -> None:
+    """One token through every layer before anybody waits for it: finds a model that computes nonsense. On a GPU also a longer
+    text, as decoding and prefill have kernels of their own, which are compiled when first used.
 
-    It writes row and page 0, which nobody owns yet and whoever gets them first overwrites.
+    It writes row 0 and the first pages, which nobody owns yet and whoever gets them first overwrites.
     """
     result = await worker.run(one_token())
     if result.samples[0].token < 0:
-        raise ModelFileError(f"{path}: the model's output is not finite (NaN or infinity)")
+        raise ModelFileError(f"{loaded.file.path}: the model's output is not finite (NaN or infinity)")
+    if loaded.runner.name == "cuda":
+        await worker.run(many_tokens(loaded.runner.plan, loaded.runner.max_step_tokens))
+
+
+def many_tokens(plan: MemoryPlan, max_step_tokens: int) -> StepBatch:
+    """A step that computes a text as long as prefill pieces get, up to WARM_UP_TOKENS, in row 0."""
+    count = min(WARM_UP_TOKENS, max_step_tokens, plan.kv_tokens)
+    pages = np.arange(-(-count // plan.layout.page_tokens), dtype=np.int32)
+    return StepBatch(zero_rows=(0,), pieces=(Piece(row=0, start=0, tokens=np.zeros(count, np.int32), pages=pages),))
 
 
 def one_token() -> StepBatch:

@@ -71,6 +71,9 @@ class Ops(Protocol):
 
     def caches(self, plan: MemoryPlan) -> Caches: ...
 
+    def finish(self) -> None:
+        """The host waits until everything asked for so far is done: cells may be published, and a step's time is known."""
+
     # -- cache traffic ----------------------------------------------------------------------------------------------------------
     def copy_pages(self, caches: Caches, pairs: NDArray[np.int32]) -> None:
         """pairs [n, 2]: (source, target) pages."""

@@ -67,6 +67,7 @@ class ModelRunner:
             self.model.forward(self._ops, self._hidden[: inputs.num_tokens], inputs, self._caches)
             scores = self._score(batch, inputs)
         sampled = self._sample(batch)
+        self._ops.finish()  # before anybody is told that cells are written
         captured = tuple(save.cell for save in batch.saves) + tuple(capture.cell for capture in batch.captures)
         return StepResult(sampled, captured, self._clock() - started, scores)
 

@@ -1,8 +1,8 @@
 """SCENARIOS 1-5, 9, 10 and 13 on the CUDA backend, whose device is emulated: exact counts of reuse, and answers equal to cold ones.
 
 Conversations are token ids: messages, each with a role header of two tokens, and boundaries where the headers stand. What is
-resumed must have the same bits. What is computed in other company, or from a state that decoding left, may round otherwise on this backend:
-there the greedy tokens must be equal, up to a place where the two best tokens are closer than rounding.
+resumed must have the same bits. What is computed in other company, or from a state that decoding left, may round otherwise on
+this backend: there the greedy tokens must be equal, up to a place where the two best tokens are closer than rounding.
 """
 
 import random

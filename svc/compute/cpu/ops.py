@@ -91,6 +91,9 @@ class CpuOps:
     def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
         """The C side allocates as it goes."""
 
+    def finish(self) -> None:
+        """Every operation is done when it returns."""
+
     def close(self) -> None:
         """Ends the threads. The ops must not be used afterwards."""
         self._engine.close()

@@ -1,4 +1,4 @@
-"""CudaOps: the operations on one GPU, as launches on its main stream. Nothing here waits for the device but `to_numpy`."""
+"""CudaOps: the operations on one GPU, as launches on its main stream. Only `to_numpy` and `finish` wait for the device."""
 
 import gc
 import threading
@@ -47,6 +47,7 @@ class CudaOps:
         self._uploads = StepUploads(device)
         self._step: tuple[StepInputs | None, CudaStep | None] = (None, None)
         self._list: DeviceArray | None = None
+        self._done = device.event()
 
     def __repr__(self) -> str:
         return f"CudaOps({self.device.name}, sm_{self.device.arch})"
@@ -108,6 +109,11 @@ class CudaOps:
     def to_numpy(self, array: DeviceArray) -> NDArray[np.float32]:
         """Waits for everything queued so far."""
         return self.device.to_host(array)
+
+    def finish(self) -> None:
+        """Waits for an event behind everything queued."""
+        self._done.record()
+        self._done.synchronize()
 
     def caches(self, plan: MemoryPlan) -> CudaCaches:
         """MemoryBudgetError when the device is full."""

@@ -39,6 +39,9 @@ class ReferenceOps:
     def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
         """numpy allocates as it goes."""
 
+    def finish(self) -> None:
+        """Every operation is done when it returns."""
+
     def close(self) -> None:
         """There is nothing to end."""
 

@@ -101,6 +101,7 @@ def test_load(emulated: list[int], logger: Any) -> None:
     assert 0 < device.memory().free_bytes < 8 * MIB
     before = device.memory()
     assert loaded.runner.run(app.one_token()).samples[0].token >= 0
+    loaded.runner.run(app.many_tokens(loaded.runner.plan, loaded.runner.max_step_tokens))
     assert device.memory() == before
     loaded.runner.close()
 

@@ -1,0 +1,54 @@
+"""Steps of the CUDA room: metadata in fixed buffers, work in rounds, and when a step is over."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from svc.compute.backend import Capture, StepBatch
+from svc.compute.cuda.ops import CudaOps
+from svc.compute.cuda.step import StepLimits
+from tests.compute.cpu.test_models import CpuModel
+from tests.compute.rig import prompt
+from tests.cuda_emulator.build import have_compiler
+from tests.cuda_emulator.device import EmulatedDevice
+from tests.kernels import test_delta_mixer
+from tests.kernels.bench import BATCHES
+from tests.kernels.rooms import CUDA
+from tests.tolerances import KERNEL_CUDA
+
+pytestmark = pytest.mark.skipif(not have_compiler(), reason="the CUDA emulator needs g++")
+LIMITS = StepLimits(
+    tokens=128, sequences=8, captures=32, chunks=64, all_chunks=64, table_width=16, rotary_dims=0, split_floats=0, query_rows=0
+)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 64])
+def test_more_chunks_than_scratch_memory(chunks: int) -> None:
+    """The chunked delta rule in one round or many: sequences and captures go on where the round before stopped."""
+    case = test_delta_mixer.Case(CUDA, test_delta_mixer.SHAPES[2], BATCHES[-1], "F32")
+    ops = case.bench.ops
+    assert isinstance(ops, CudaOps)
+    ops._uploads.reserve(replace(LIMITS, chunks=chunks))
+    case.run()
+    case.check(KERNEL_CUDA)
+    step = ops._step[1]
+    assert step is not None
+    sizes = [each.shape[0] for each, _ in step.delta.rounds]
+    assert max(sizes) <= chunks
+    assert sum(sizes) > 2
+
+
+def test_captured_cells_are_written_when_the_step_is_over() -> None:
+    """On a device that does nothing until somebody waits: a step without samples has waited for the cells it says are written."""
+    device = EmulatedDevice(lazy=True)
+    model = CpuModel("tiny-qwen3next-Q4_K_M", CudaOps(device))
+    step = StepBatch(
+        zero_rows=[0], pieces=[model.piece(0, 0, prompt("s1", "qwen2"))], captures=[Capture(0, 3, 2), Capture(0, 7, 5)]
+    )
+    result = model.runner.run(step)
+    assert result.captured == (2, 5)
+    assert not device.main.queue
+    cells = device.to_host(model.runner._caches.cells)
+    assert np.isfinite(cells[[2, 5]]).all()
+    assert np.isnan(np.delete(cells, [2, 5], axis=0)).all()
