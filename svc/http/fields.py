@@ -14,6 +14,7 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1000
 MAX_STOP_TOKENS = 1024
 RANDOM_SEEDS = (-1, 2**32 - 1)
+DRAWN_SEED_BITS = 53  # answers name it, and clients that read all numbers as floats are to send back the same
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_BIAS_CHARS = 1000
@@ -98,7 +99,7 @@ def last_n(value: float | None, default: int) -> int:
 def seed(value: float | None) -> int:
     """Without a seed every request draws its own, and so it does with one of llama-server's words for "any"."""
     if value is None or value in RANDOM_SEEDS:
-        return secrets.randbits(63)
+        return secrets.randbits(DRAWN_SEED_BITS)
     return integer("seed", value, 0, -(2**63), 2**63 - 1)
 
 

@@ -1,5 +1,6 @@
 """POST /completion in llama-server's form, against a scripted engine."""
 
+import secrets
 from typing import Any
 
 import pytest
@@ -121,6 +122,16 @@ async def test_options_reach_the_engine() -> None:
     assert params.logit_bias == ((5, 2.0), (97, -2.0), (98, -2.0))
     assert (request.banned, request.use_cache, request.max_tokens, request.min_tokens) == ((6,), False, 9, 2)
     assert request.stop_ids == {IM_END, END_OF_TEXT}
+
+
+async def test_a_drawn_seed_can_be_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seed that an answer names is the one that was used, and is a number that JavaScript reads without rounding."""
+    monkeypatch.setattr(secrets, "randbits", lambda bits: 2**bits - 1)
+    async with serving(FakeEngine(saying("x"))) as at:
+        answer = await ask(at, prompt="a")
+    seed = answer["generation_settings"]["seed"]
+    assert seed == at.engine.sequences[0].request.params.seed
+    assert int(float(seed)) == seed <= 2**53
 
 
 async def test_what_silly_tavern_sends() -> None:
