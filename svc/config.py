@@ -306,12 +306,15 @@ def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
     known = {CONFIG_FILE_VARIABLE, *(option.variable for option in OPTIONS)}
     for name in sorted(environ):
         if name.startswith(VARIABLE_PREFIX) and name not in known:
-            yield f"the variable {name} is ignored: there is no such setting{_did_you_mean(name, sorted(known))}"
+            # Compared without what all have in common, which makes any two alike.
+            meant = _did_you_mean(name, sorted(known), len(VARIABLE_PREFIX))
+            yield f"the variable {name} is ignored: there is no such setting{meant}"
 
 
-def _did_you_mean(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+def _did_you_mean(word: str, known: list[str], num_common: int = 0) -> str:
+    """`num_common`: letters at the beginning that all of them share."""
+    close = difflib.get_close_matches(word[num_common:], [name[num_common:] for name in known], n=1)
+    return f" (did you mean {word[:num_common]}{close[0]}?)" if close else ""
 
 
 def _convert(option: Option, value: object, source: str, *, strict: bool) -> object:

@@ -171,6 +171,13 @@ def test_unknown_variable_is_named_once() -> None:
     assert loaded.config.port == 2
 
 
+@pytest.mark.parametrize(("name", "meant"), [("PROT", "(did you mean HEADRACE_PORT?)"), ("BOGUS", "no such setting")])
+def test_only_like_variables_are_suggested(name: str, meant: str) -> None:
+    """The prefix that all share makes none of them alike."""
+    (warning,) = load_config(environ={f"HEADRACE_{name}": "1"}).warnings
+    assert warning.endswith(meant)
+
+
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.key)
 def test_every_default_is_a_value_its_own_option_takes(option: object) -> None:
     """A default that could not be typed in would be a lie in the help."""
