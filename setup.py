@@ -24,12 +24,14 @@ CUDA_PACKAGE, CUDA_SOURCES = "svc.compute.cuda", "cuda_src"
 # No -ffast-math and no contraction: every level must give the same bits (csrc/lanes.h).
 FLAGS = ["-O3", "-std=c11", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi2"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 PLAIN = ["-DHEADRACE_PLAIN", "-O2"]  # the oracle of the other levels; -O3 doubles its compile time for nothing
 LEVEL_FLAGS = {
     "x86_64": {
         "base": PLAIN,
         "x86-64-v3": AVX2,
-        "x86-64-v4": [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
+        "x86-64-v4": AVX512,
+        "x86-64-v4-vnni": [*AVX512, "-mavx512vnni"],
     },
     "aarch64": {"base": PLAIN, "neon": []},
 }

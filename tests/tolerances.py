@@ -27,3 +27,9 @@ ROPE = 2e-7
 PERPLEXITY_FLOAT = 1e-5
 # The same where llama.cpp rounds activations to 8 bits and we do not; random weights, whose experts amplify rounding.
 PERPLEXITY_8_BIT = 1e-2
+
+# A product in integers with activations rounded to 8 bits, against float64 that rounds them alike, as a share of the largest.
+INT8_PRODUCT = 1e-5
+
+# Logits of a decode step beside those of the same step with padding sequences, of the largest: other kernels may take the rows.
+GRAPH_PADDING = 1e-5

@@ -20,12 +20,13 @@ from svc.compute.weights.grids import grid
 from svc.errors import BackendUnavailableError
 
 HERE = Path(__file__).parent
-LEVELS = ("base", "neon") if platform.machine() in ("aarch64", "arm64") else ("base", "x86-64-v3", "x86-64-v4")  # rising
+ARM = platform.machine() in ("aarch64", "arm64")
+LEVELS = ("base", "neon") if ARM else ("base", "x86-64-v3", "x86-64-v4", "x86-64-v4-vnni")  # rising
 CODEBOOKS = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S")  # in the order of csrc/quant.h
 
 P = structs.Pointer
 SIGNATURES: dict[str, list[Any]] = {
-    "hr_open": [structs.Int, structs.Long, structs.Long],
+    "hr_open": [structs.Int, structs.Long, structs.Long, structs.Int],
     "hr_close": [P],
     "hr_threads": [P],
     "hr_best_level": [],
@@ -95,11 +96,13 @@ class Engine:
     `close()` ends the threads; a forgotten engine is closed when it is collected. Calling it twice is harmless.
     """
 
-    def __init__(self, level: str | None, num_threads: int, least_shared_work: int, most_partial_bytes: int) -> None:
+    def __init__(
+        self, level: str | None, num_threads: int, least_shared_work: int, most_partial_bytes: int, round_activations: bool = False
+    ) -> None:
         self.level = choose_level(level)
         self.library = load(self.level)
         self._codebooks: dict[str, NDArray[np.float32]] = {}
-        handle = self.library.hr_open(num_threads, least_shared_work, most_partial_bytes)
+        handle = self.library.hr_open(num_threads, least_shared_work, most_partial_bytes, round_activations)
         if not handle:
             raise MemoryError("no memory for the threads of the cpu device")
         self._handle: int = handle

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from ctypes import byref
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from svc.compute.weights.gguf_file import GgufTensor
 from svc.errors import ModelFileError
 from svc.memory.plan import MemoryPlan
 
+Activations = Literal["float", "int8"]
 Float32 = NDArray[np.float32]
 NO_MATRIX = structs.Matrix()
 LEAST_SHARED_WORK = 1 << 17  # multiply-adds, about 10 microseconds: less is not worth waking a thread
@@ -58,6 +59,7 @@ class CpuOps:
         self,
         num_threads: int = 0,
         *,
+        activations: Activations = "float",
         level: str | None = None,
         poison: bool = False,
         least_shared_work: int = LEAST_SHARED_WORK,
@@ -65,11 +67,14 @@ class CpuOps:
     ) -> None:
         """`num_threads`: 0 takes every core this process may use. `level`: one of library.LEVELS instead of the best.
 
+        `activations`: "int8" rounds what is multiplied with weights of the common block types (csrc/int_matmul.c) to 8 bits per
+        token and block, and multiplies in integers: faster, as exact in the sense of the same bits always, a little less precise.
+
         For tests: `poison` fills fresh memory with NaN, `least_shared_work=0` shares the smallest jobs between the threads too.
         `most_partial_bytes` bounds the scratch of attention over long contexts; no result depends on it.
         BackendUnavailableError, one sentence, when the kernels were not built.
         """
-        self._engine = Engine(level, num_threads or num_cores(), least_shared_work, most_partial_bytes)
+        self._engine = Engine(level, num_threads or num_cores(), least_shared_work, most_partial_bytes, activations == "int8")
         self._poison = poison
         self._layers: dict[int, tuple[Any, ...]] = {}  # id -> (layer, structure, what else must stay alive)
         self._inputs: tuple[StepInputs | None, structs.Inputs] = (None, structs.Inputs())
@@ -90,6 +95,9 @@ class CpuOps:
 
     def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
         """The C side allocates as it goes."""
+
+    def submit(self, forward: Callable[[Float32, StepInputs], None], hidden: Float32, inputs: StepInputs) -> None:
+        forward(hidden[: inputs.num_tokens], inputs)
 
     def finish(self) -> None:
         """Every operation is done when it returns."""

@@ -99,7 +99,7 @@ EXPORT const char *hr_best_level(void) {
     int v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
     if (v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl")) {
-        return "x86-64-v4";
+        return __builtin_cpu_supports("avx512vnni") ? "x86-64-v4-vnni" : "x86-64-v4";
     }
     return v3 ? "x86-64-v3" : "base";
 #elif defined(__aarch64__)

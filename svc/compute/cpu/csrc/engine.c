@@ -75,7 +75,7 @@ void reserve_scratch(engine *e, size_t floats) {
     e->scratch_floats = floats;
 }
 
-EXPORT engine *hr_open(int threads, int64_t least_shared_work, int64_t most_partial_bytes) {
+EXPORT engine *hr_open(int threads, int64_t least_shared_work, int64_t most_partial_bytes, int round_activations) {
     engine *e = calloc(1, sizeof *e);
     if (!e || !(e->threads = pool_open(threads))) {
         free(e);
@@ -83,6 +83,7 @@ EXPORT engine *hr_open(int threads, int64_t least_shared_work, int64_t most_part
     }
     e->least_shared_work = (size_t)least_shared_work;
     e->most_partial_bytes = (size_t)most_partial_bytes;
+    e->round_activations = round_activations;
     e->scratch = calloc((size_t)pool_threads(e->threads), sizeof *e->scratch);
     if (!e->scratch) {
         pool_close(e->threads), free(e);

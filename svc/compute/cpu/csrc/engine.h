@@ -62,6 +62,7 @@ typedef struct {
     pool *threads;
     size_t least_shared_work;  /* see run_tasks */
     size_t most_partial_bytes; /* scratch for segments of attention under way at once; one of all queries is always possible */
+    int round_activations;     /* products in integers where the type of the weights has a kernel for it (int_matmul.c) */
     codebooks books;
     float **scratch; /* one block per thread, of scratch_floats */
     size_t scratch_floats;

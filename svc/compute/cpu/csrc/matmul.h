@@ -17,7 +17,7 @@ typedef struct {
     int add;                /* out += instead of out = */
 } product;
 
-/* Computes all products as one parallel phase. Every output element is one canonical dot product (lanes.h), whatever the number of
+/* Computes all products as one parallel phase. Every output element is one canonical dot product (lanes.h, int_matmul.c), whatever the number of
  * tokens, their order, the tiles and the threads. */
 void run_products(engine *e, const product *products, int count);
 
