@@ -10,6 +10,7 @@ made once per step. `hidden` is the residual stream, float32 `[T, C]`; mixers an
 ARCH_SPEC (the mathematics) in short, per op, is in the docstrings of `reference/`, which is the oracle of the other rooms.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -88,6 +89,9 @@ class Ops(Protocol):
         """Sets rows to zero by assignment (a NaN in them must not survive)."""
 
     # -- forward ----------------------------------------------------------------------------------------------------------------
+    def submit(self, forward: Callable[[Array, StepInputs], None], hidden: Array, inputs: StepInputs) -> None:
+        """Calls `forward(hidden[:T], inputs)`, or does the same in another way: a graph of an earlier call, padded inputs."""
+
     def embed(self, hidden: Array, table: Weight, inputs: StepInputs) -> None:
         """hidden[t] = table[tokens[t]], dequantized exactly."""
 

@@ -64,12 +64,15 @@ class ModelRunner:
         scores: tuple[float, ...] = ()
         if batch.pieces:
             inputs = build_step_inputs(batch, self.model.rope)
-            self.model.forward(self._ops, self._hidden[: inputs.num_tokens], inputs, self._caches)
+            self._ops.submit(self._forward, self._hidden, inputs)
             scores = self._score(batch, inputs)
         sampled = self._sample(batch)
         self._ops.finish()  # before anybody is told that cells are written
         captured = tuple(save.cell for save in batch.saves) + tuple(capture.cell for capture in batch.captures)
         return StepResult(sampled, captured, self._clock() - started, scores)
+
+    def _forward(self, hidden: Any, inputs: StepInputs) -> None:
+        self.model.forward(self._ops, hidden, inputs, self._caches)
 
     def close(self) -> None:
         """Lets go of the device memory and closes the ops: the runner is their owner."""

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from svc.compute.cuda.copy import copy_blocks, zero_blocks
 from svc.compute.cuda.delta_core import STATE_ORDER
 from svc.compute.cuda.device import Device, DeviceArray
 from svc.compute.cuda.embed import embed
+from svc.compute.cuda.graphs import DecodeGraphs, DecodeShape
 from svc.compute.cuda.moe_ffn import MoeSizes, moe_buffers, moe_ffn
 from svc.compute.cuda.step import CudaStep, StepLimits, StepUploads
 from svc.compute.cuda.weights import Codebooks, CudaWeight, upload_weight
@@ -39,8 +41,12 @@ class CudaOps:
     name = "cuda"
     state_order = STATE_ORDER
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, *, graphs: bool = True) -> None:
+        """`graphs`: decode steps of the same shape are recorded once and replayed; without, every operation is launched."""
         self._device = device
+        self._use_graphs = graphs
+        self._graphs = DecodeGraphs()
+        self._limits: StepLimits | None = None
         self._thread = threading.get_ident()
         self._codebooks = Codebooks(device)
         self._arena = Arena(device)
@@ -75,7 +81,8 @@ class CudaOps:
         return left_bytes
 
     def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
-        limits = StepLimits.of(config, plan, max_step_tokens)
+        limits = self._limits = StepLimits.of(config, plan, max_step_tokens)
+        self._graphs = DecodeGraphs()
         self._arena.reserve(scratch_bytes(config, limits, logit_rows))
         self._uploads.reserve(limits)
         self._list = self.device.empty((2 * LIST_ENTRIES,), np.int32)
@@ -84,7 +91,7 @@ class CudaOps:
         """Waits for the device and lets its memory go. The ops must not be used afterwards."""
         self.device.synchronize()
         self._arena, self._uploads, self._list = Arena(self.device), StepUploads(self.device), None
-        self._step = (None, None)
+        self._step, self._graphs = (None, None), DecodeGraphs()
         gc.collect()
 
     # -- arrays and weights -----------------------------------------------------------------------------------------------------
@@ -142,6 +149,16 @@ class CudaOps:
             zero_blocks(self.device, caches.rows, self._uploaded(part))
 
     # -- forward ----------------------------------------------------------------------------------------------------------------
+    def submit(self, forward: Callable[[DeviceArray, StepInputs], None], hidden: DeviceArray, inputs: StepInputs) -> None:
+        """Decoding as graphs, once `reserve` has given all memory its place."""
+        shape = DecodeShape.of(inputs, self._limits) if self._limits and self._use_graphs else None
+        if shape is None or self._limits is None:
+            forward(hidden[: inputs.num_tokens], inputs)
+            return
+        padded = shape.padded(inputs, self._limits)
+        self._step = padded, self._uploads.upload(padded, shape.attention_plan)
+        self._graphs.run(self.device, shape, lambda: forward(hidden[: shape.sequences], padded))
+
     def embed(self, hidden: DeviceArray, table: CudaWeight, inputs: StepInputs) -> None:
         embed(self.device, hidden, table, self._on_device(inputs).tokens)
 
@@ -157,7 +174,8 @@ class CudaOps:
     def moe_ffn(self, hidden: DeviceArray, layer: MoeFfnWeights, inputs: StepInputs) -> None:
         shared = 0 if layer.shared_gate is None else layer.shared_gate.rows
         sizes = MoeSizes(hidden.shape[1], layer.num_experts, layer.num_used, layer.gate.rows, shared)
-        moe_ffn(self.device, hidden, layer, moe_buffers(self._arena.start(), sizes, hidden.shape[0]))
+        buffers = moe_buffers(self._arena.start(), sizes, hidden.shape[0])
+        moe_ffn(self.device, hidden, layer, buffers, rows=self._on_device(inputs).token_rows)
 
     def final_hidden(self, hidden: DeviceArray, norm: DeviceArray, epsilon: float, inputs: StepInputs, caches: CudaCaches) -> None:
         delta = self._on_device(inputs).delta

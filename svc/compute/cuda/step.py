@@ -18,6 +18,7 @@ from svc.memory.plan import MemoryPlan
 
 WORDS_ALIGNED = 64  # of four bytes: where an array of the step may begin
 USUAL_CAPTURES = 16
+DECODE_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # sequences of a recorded step, padding included (graphs.py)
 MOST_SPLIT_FLOATS = 1 << 28  # of partial results of attention: a gigabyte
 
 
@@ -31,13 +32,15 @@ class StepLimits:
     chunks: int  # of the chunked delta rule in one round; a step with more captures than usual takes several
     all_chunks: int
     table_width: int
+    page_tokens: int
     rotary_dims: int
     split_floats: int  # partial results of attention; a step that would need more does without splits
     query_rows: int  # floats of a split of one token: heads * (head_dim + 2)
 
     @classmethod
     def of(cls, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int) -> "StepLimits":
-        sequences, captures = min(plan.num_rows, max_step_tokens), plan.num_cells
+        padded = next((bucket for bucket in DECODE_BUCKETS if bucket >= plan.num_rows), plan.num_rows)
+        sequences, captures = min(padded, max_step_tokens), plan.num_cells
         hybrid = config.num_delta_layers > 0
         context = min(plan.kv_tokens, max(config.full_context, plan.layout.page_tokens))
         query_rows = config.num_heads * (config.head_dim + 2) if config.num_attention_layers else 0
@@ -48,6 +51,7 @@ class StepLimits:
             chunks=most_chunks(max_step_tokens, sequences, USUAL_CAPTURES) if hybrid else 0,
             all_chunks=most_chunks(max_step_tokens, sequences, captures) if hybrid else 0,
             table_width=plan.num_pages,
+            page_tokens=plan.layout.page_tokens,
             rotary_dims=config.rotary_dims,
             split_floats=min(MOST_SPLIT_FLOATS, sequences * query_rows * -(-context // SPLIT_TOKENS)),
             query_rows=query_rows,
@@ -69,6 +73,7 @@ class StepLimits:
 @dataclass(frozen=True, slots=True)
 class CudaStep:
     tokens: DeviceArray  # [T] int32
+    token_rows: DeviceArray | None  # [T] int32, negative for padding; None where there is none
     attention: AttentionStep
     delta: DeltaStep
 
@@ -86,8 +91,8 @@ class StepUploads:
         self._buffer = self._device.empty((limits.words,), np.int32)
         self._read = self._device.event()  # the copy has read the staging memory
 
-    def upload(self, inputs: StepInputs) -> CudaStep:
-        """Queues one copy. The arrays are those of the latest step only."""
+    def upload(self, inputs: StepInputs, decode_plan: AttentionPlan | None = None) -> CudaStep:
+        """Queues one copy. The arrays are those of the latest step only. `decode_plan`: of one token a sequence, some padding."""
         plan = plan_chunks(inputs)
         rounds = plan.rounds(plan.num_chunks if self._limits is None else min(plan.num_chunks, self._limits.chunks))
         arrays = {
@@ -101,7 +106,7 @@ class StepUploads:
         there = self._copied(arrays)
         attention = AttentionStep(
             **{name: there[name] for name in ("positions", "cu_seqlens", "rows", "block_table", "rope_cos", "rope_sin")},
-            plan=self._attention_plan(inputs),
+            plan=decode_plan or self._attention_plan(inputs),
         )
         delta = DeltaStep(
             num_tokens=inputs.num_tokens,
@@ -112,7 +117,7 @@ class StepUploads:
             **{name: there[name] for name in ("cu_seqlens", "rows", "capture_tokens", "capture_cells", "cu_captures")},
             rounds=tuple((there[f"chunks {number}"], there[f"cu_chunks {number}"]) for number in range(len(rounds))),
         )
-        return CudaStep(there["tokens"], attention, delta)
+        return CudaStep(there["tokens"], there["rows"] if decode_plan else None, attention, delta)
 
     def _copied(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, DeviceArray]:
         if self._limits is None:

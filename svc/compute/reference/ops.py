@@ -3,6 +3,8 @@
 It owes the other rooms a tolerance only: numpy's matrix products round differently for different numbers of rows.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +20,7 @@ from svc.compute.reference.logits import final_hidden, hidden_rows, live_hidden,
 from svc.compute.reference.math import Float32
 from svc.compute.reference.moe_ffn import moe_ffn
 from svc.compute.reference.weights import DequantCache, ReferenceWeight, prepare
+from svc.compute.step_inputs import StepInputs
 from svc.compute.weights.gguf_file import GgufTensor
 from svc.memory.plan import MemoryPlan
 
@@ -38,6 +41,9 @@ class ReferenceOps:
 
     def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
         """numpy allocates as it goes."""
+
+    def submit(self, forward: Callable[[Float32, StepInputs], None], hidden: Float32, inputs: StepInputs) -> None:
+        forward(hidden[: inputs.num_tokens], inputs)
 
     def finish(self) -> None:
         """Every operation is done when it returns."""

@@ -15,11 +15,20 @@ from tests.cuda_emulator.device import EmulatedDevice
 from tests.kernels import test_delta_mixer
 from tests.kernels.bench import BATCHES
 from tests.kernels.rooms import CUDA
-from tests.tolerances import KERNEL_CUDA
+from tests.tolerances import GRAPH_PADDING, KERNEL_CUDA
 
 pytestmark = pytest.mark.skipif(not have_compiler(), reason="the CUDA emulator needs g++")
 LIMITS = StepLimits(
-    tokens=128, sequences=8, captures=32, chunks=64, all_chunks=64, table_width=16, rotary_dims=0, split_floats=0, query_rows=0
+    tokens=128,
+    sequences=8,
+    captures=32,
+    chunks=64,
+    all_chunks=64,
+    table_width=16,
+    page_tokens=16,
+    rotary_dims=0,
+    split_floats=0,
+    query_rows=0,
 )
 
 
@@ -52,3 +61,32 @@ def test_captured_cells_are_written_when_the_step_is_over() -> None:
     cells = device.to_host(model.runner._caches.cells)
     assert np.isfinite(cells[[2, 5]]).all()
     assert np.isnan(np.delete(cells, [2, 5], axis=0)).all()
+
+
+@pytest.mark.parametrize("file", ["tiny-qwen3next-Q4_K_M", "tiny-qwen35-hd128-bf16"])
+@pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])
+def test_graphs_give_what_launches_give(file: str, lazy: bool) -> None:
+    """Three sequences decoded step by step, then two of them: recorded steps, padded to four, give within rounding what launched
+    ones give, and write no page that these do not write."""
+    results = {}
+    for graphs in (True, False):
+        model = CpuModel(file, CudaOps(EmulatedDevice(lazy=lazy), graphs=graphs))
+        results[graphs] = decoded(model)
+        ops = model.ops
+        assert len(ops._graphs) == (2 if graphs else 0)
+    for found, expected in zip(results[True][0], results[False][0], strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=GRAPH_PADDING * np.abs(expected).max())
+    np.testing.assert_array_equal(np.isnan(results[True][1]), np.isnan(results[False][1]))
+
+
+def decoded(model: CpuModel) -> tuple[list[np.ndarray], np.ndarray]:
+    """Logits of each row after each step, and the whole KV slab."""
+    run, logits = model.runner.run, []
+    texts = [prompt("s2", "qwen2")[:length] for length in (5, 3, 17)]
+    run(StepBatch(zero_rows=[0, 1, 2], pieces=[model.piece(row, 0, text) for row, text in enumerate(texts)]))
+    for step in range(6):
+        rows = [0, 1, 2] if step < 3 else [2, 0]
+        pieces = [model.piece(row, len(texts[row]) + (step if row != 1 else min(step, 3)), [7 + step + row]) for row in rows]
+        run(StepBatch(pieces=pieces))
+        logits.append(model.row_logits(rows))
+    return logits, model.ops.device.to_host(model.runner._caches.kv)

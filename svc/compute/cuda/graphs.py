@@ -1,0 +1,80 @@
+"""Decode steps as recorded graphs: one launch from the host instead of some hundred.
+
+A graph has its sizes and addresses baked in, so a step is padded to one of a few shapes: a bucket of sequences, and a bound on
+their contexts. Padding sequences have a negative row and touch nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from svc.compute.cuda.attention import SPLIT_TOKENS, AttentionPlan
+from svc.compute.cuda.device import Device, Graph
+from svc.compute.cuda.step import DECODE_BUCKETS, StepLimits
+from svc.compute.step_inputs import StepInputs
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeShape:
+    """`sequences` of one token each, with contexts of up to `splits` splits."""
+
+    sequences: int
+    splits: int
+
+    @property
+    def attention_plan(self) -> AttentionPlan:
+        return AttentionPlan(decode_tokens=1, max_splits=self.splits, long_tokens=0, num_long=0)
+
+    @classmethod
+    def of(cls, inputs: StepInputs, limits: StepLimits) -> "DecodeShape | None":
+        """The smallest that holds a step; None where it must go without: prefill, captures, more sequences than any bucket."""
+        count = inputs.num_sequences
+        sequences = next((bucket for bucket in DECODE_BUCKETS if count <= bucket <= limits.sequences), None)
+        if inputs.num_tokens != count or len(inputs.capture_tokens) or sequences is None:
+            return None
+        splits = -(-(int(inputs.positions.max()) + 1) // SPLIT_TOKENS)
+        most_splits = limits.split_floats // (sequences * limits.query_rows) if limits.query_rows else splits
+        return cls(sequences, min(most_splits, 1 << (splits - 1).bit_length())) if splits <= most_splits else None
+
+    def padded(self, inputs: StepInputs, limits: StepLimits) -> StepInputs:
+        """The step with as many sequences as this shape, the last of them padding, and a block table as wide as its contexts."""
+        extra = self.sequences - inputs.num_sequences
+        width = min(limits.table_width, -(-self.splits * SPLIT_TOKENS // limits.page_tokens))
+        table = np.full((self.sequences, width), -1, np.int32)
+        known = inputs.block_table[:, :width]
+        table[: len(known), : known.shape[1]] = known
+        return replace(
+            inputs,
+            tokens=np.pad(inputs.tokens, (0, extra), constant_values=-1),
+            positions=np.pad(inputs.positions, (0, extra)),
+            cu_seqlens=np.arange(self.sequences + 1, dtype=np.int32),
+            rows=np.pad(inputs.rows, (0, extra), constant_values=-1),
+            block_table=table,
+            cu_captures=np.zeros(self.sequences + 1, np.int32),
+            rope_cos=np.pad(inputs.rope_cos, ((0, extra), (0, 0))),
+            rope_sin=np.pad(inputs.rope_sin, ((0, extra), (0, 0))),
+        )
+
+
+class DecodeGraphs:
+    """Owner of the graphs. A shape runs as it is the first time, when its kernels may have to be compiled, and is recorded the
+    second time."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[DecodeShape, Graph | None] = {}
+
+    def __len__(self) -> int:
+        """Graphs recorded so far."""
+        return sum(graph is not None for graph in self._graphs.values())
+
+    def run(self, device: Device, shape: DecodeShape, work: Callable[[], None]) -> None:
+        """Does what `work` queues, which must be the same for a shape every time but for the contents of its arrays."""
+        if shape not in self._graphs:
+            self._graphs[shape] = None
+            work()
+            return
+        graph = self._graphs[shape]
+        if graph is None:
+            graph = self._graphs[shape] = device.capture(work)
+        graph.launch()
