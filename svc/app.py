@@ -255,7 +255,7 @@ def choose_ops(config: Config, logger: Logger) -> Ops:
     try:
         from svc.compute.cpu.ops import CpuOps
 
-        return cast(Ops, CpuOps(config.threads))
+        return cast(Ops, CpuOps(config.threads, activations=config.activations))
     except BackendUnavailableError as error:
         if config.device == "cpu":
             raise

@@ -106,6 +106,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = "auto"
     threads: Annotated[int, Meta(ge=0, le=1024, description="threads that compute; 0: all cores")] = 0
+    activations: Annotated[
+        Literal["float", "int8"],
+        Meta(
+            description="what is multiplied with quantized weights on the cpu device: float, or int8 (rounded per token and block: faster)"
+        ),
+    ] = "float"
     ctx: Annotated[
         int,
         Meta(ge=0, le=2**24, description="longest sequence in tokens, prompt and answer together; 0: what the model is made for"),
@@ -257,6 +263,8 @@ def inapplicable(config: Config, model: ModelFacts, device: str) -> list[str]:
             sentences.append("capture_every_tokens does nothing: the model has no recurrent layers and resumes anywhere")
     if device == "reference" and config.threads:
         sentences.append("threads does nothing on the reference device: numpy chooses its own")
+    if device != "cpu" and config.activations != BY_KEY["activations"].default:
+        sentences.append(f"activations does nothing on the {device} device: only the cpu has the choice")
     return sentences
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # slow to import: only when a model is really loaded
     from svc.compute.opening import OpenedModel
     from svc.compute.runner import ModelRunner
 
-DEVICE_KEYS = ("device", "threads", "kv_type", "page_tokens", "max_step_tokens")
+DEVICE_KEYS = ("device", "threads", "activations", "kv_type", "page_tokens", "max_step_tokens")
 
 
 def load_with_model(namespace: argparse.Namespace, example: str) -> Config:
