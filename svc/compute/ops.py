@@ -10,12 +10,13 @@ made once per step. `hidden` is the residual stream, float32 `[T, C]`; mixers an
 ARCH_SPEC (the mathematics) in short, per op, is in the docstrings of `reference/`, which is the oracle of the other rooms.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from svc.compute.backend import Sample, Sampled
 from svc.compute.layers.attention import AttentionWeights
 from svc.compute.layers.delta import DeltaWeights
 from svc.compute.layers.dense_ffn import DenseFfnWeights
@@ -119,3 +120,6 @@ class Ops(Protocol):
 
     def logits(self, out: Array, output: Weight, vectors: Array) -> None:
         """out[i] = output . vectors[i]; vectors [n, C] are final hidden rows, out is [n, V] float32."""
+
+    def sample(self, logits: Array, rows: Sequence[int], samples: Sequence[Sample]) -> list[Sampled]:
+        """samples[i] drawn from logits[rows[i]] [n, V] as sampling/chain.py defines. Waits for the tokens."""

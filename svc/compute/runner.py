@@ -1,7 +1,7 @@
 """ModelRunner: one model, one room of operations, one memory plan, together a Backend.
 
-A run is the list in backend.py's docstring, top to bottom. Nothing is read back from the device before the logits, and of these
-at most MAX_LOGIT_ROWS rows exist at a time.
+A run is the list in backend.py's docstring, top to bottom. Nothing is read back from the device before the tokens, and at most
+MAX_LOGIT_ROWS rows of logits exist at a time.
 """
 
 import time
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from svc.compute.arch import load_model, read_config
 from svc.compute.arch.model import Model
-from svc.compute.backend import Sample, Sampled, Score, StepBatch, StepResult
+from svc.compute.backend import Sampled, Score, StepBatch, StepResult
 from svc.compute.model_config import ModelConfig
 from svc.compute.ops import Ops
-from svc.compute.sampling.chain import logprob, sample
+from svc.compute.sampling.chain import logprob
 from svc.compute.step_inputs import StepInputs, build_step_inputs, pairs
 from svc.compute.weights.gguf_file import GgufFile
 from svc.compute.weights.tensors import WeightSource
@@ -98,25 +98,27 @@ class ModelRunner:
         hidden = self._hidden[: inputs.num_tokens]
         by_token = self._in_blocks(tokens, lambda out, part: self._ops.hidden_rows(out, hidden, norm, epsilon, part))
         results: dict[int, float] = {}
-        for logits, indices in by_token:
-            for index in indices:
-                results[index] = logprob(logits, batch.scores[index].target)
+        for logits, rows, indices in by_token:
+            values = self._ops.to_numpy(logits)
+            results |= {index: logprob(values[row], batch.scores[index].target) for row, index in zip(rows, indices, strict=True)}
         return tuple(results[index] for index in range(len(batch.scores)))
 
     def _sample(self, batch: StepBatch) -> tuple[Sampled, ...]:
         """Logits of each live row asked for, then one draw per sample."""
-        rows = [wanted.row for wanted in batch.samples]
-        by_row = self._in_blocks(rows, lambda out, part: self._ops.live_hidden(out, part, self._caches))
+        places = [wanted.row for wanted in batch.samples]
+        by_row = self._in_blocks(places, lambda out, part: self._ops.live_hidden(out, part, self._caches))
         results: dict[int, Sampled] = {}
-        for logits, indices in by_row:
-            for index in indices:
-                results[index] = _sample_one(logits, batch.samples[index])
+        for logits, rows, indices in by_row:
+            results |= zip(indices, self._ops.sample(logits, rows, [batch.samples[index] for index in indices]), strict=True)
         return tuple(results[index] for index in range(len(batch.samples)))
 
     def _in_blocks(
         self, places: Sequence[int], gather: Callable[[Any, NDArray[np.int32]], None]
-    ) -> Iterator[tuple[NDArray[np.float32], list[int]]]:
-        """(logits [V], indices into `places` that want them), once per different place; `gather` fetches places' hidden rows."""
+    ) -> Iterator[tuple[Any, list[int], list[int]]]:
+        """(logits [n, V], rows of them, indices into `places` that want these rows); each different place has one row.
+
+        `gather` fetches places' hidden rows.
+        """
         wanted_by: dict[int, list[int]] = {}
         for index, place in enumerate(places):
             wanted_by.setdefault(place, []).append(index)
@@ -126,17 +128,13 @@ class ModelRunner:
             vectors, out = self._vectors[: len(part)], self._logits[: len(part)]
             gather(vectors, np.array(part, np.int32))
             self._ops.logits(out, self.model.output, vectors)
-            for place, logits in zip(part, self._ops.to_numpy(out), strict=True):
-                yield logits, wanted_by[place]
+            rows = [row for row, place in enumerate(part) for _ in wanted_by[place]]
+            yield out, rows, [index for place in part for index in wanted_by[place]]
 
 
 def _token_before(score: Score, batch: StepBatch, inputs: StepInputs) -> int:
     """Index in the step of the last token before the score's position."""
     return int(inputs.cu_seqlens[score.piece]) + score.position - 1 - batch.pieces[score.piece].start
-
-
-def _sample_one(logits: NDArray[np.float32], wanted: Sample) -> Sampled:
-    return sample(logits, wanted.params, wanted.banned, wanted.choice, wanted.position, wanted.history)
 
 
 def check_batch(batch: StepBatch, plan: MemoryPlan, max_step_tokens: int, vocab_size: int) -> None:

@@ -1,13 +1,14 @@
 """CpuOps: each operation is one call into the C library (csrc/), which runs it on its own threads while the GIL is free."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import byref
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from svc.compute.backend import Sample, Sampled
 from svc.compute.cpu import structs
 from svc.compute.cpu.caches import CpuCaches
 from svc.compute.cpu.library import Engine
@@ -16,6 +17,7 @@ from svc.compute.layers.delta import DeltaWeights
 from svc.compute.layers.dense_ffn import DenseFfnWeights
 from svc.compute.layers.moe_ffn import MoeFfnWeights
 from svc.compute.model_config import ModelConfig
+from svc.compute.sampling.chain import sample_rows
 from svc.compute.step_inputs import StepInputs
 from svc.compute.weights.gguf_file import GgufTensor
 from svc.errors import ModelFileError
@@ -95,6 +97,9 @@ class CpuOps:
 
     def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
         """The C side allocates as it goes."""
+
+    def sample(self, logits: Float32, rows: Sequence[int], samples: Sequence[Sample]) -> list[Sampled]:
+        return sample_rows(logits, rows, samples)
 
     def submit(self, forward: Callable[[Float32, StepInputs], None], hidden: Float32, inputs: StepInputs) -> None:
         forward(hidden[: inputs.num_tokens], inputs)

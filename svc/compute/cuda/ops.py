@@ -2,11 +2,12 @@
 
 import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from svc.compute.backend import Sample, Sampled
 from svc.compute.cuda import ends, layers
 from svc.compute.cuda.arena import Arena
 from svc.compute.cuda.caches import CudaCaches
@@ -16,6 +17,7 @@ from svc.compute.cuda.device import Device, DeviceArray
 from svc.compute.cuda.embed import embed
 from svc.compute.cuda.graphs import DecodeGraphs, DecodeShape
 from svc.compute.cuda.moe_ffn import MoeSizes, moe_buffers, moe_ffn
+from svc.compute.cuda.sampler import DeviceSampler
 from svc.compute.cuda.step import CudaStep, StepLimits, StepUploads
 from svc.compute.cuda.weights import Codebooks, CudaWeight, upload_weight
 from svc.compute.cuda.workspace import scratch_bytes, step_bytes
@@ -24,6 +26,7 @@ from svc.compute.layers.delta import DeltaWeights
 from svc.compute.layers.dense_ffn import DenseFfnWeights
 from svc.compute.layers.moe_ffn import MoeFfnWeights
 from svc.compute.model_config import ModelConfig
+from svc.compute.sampling.chain import sample_rows
 from svc.compute.step_inputs import StepInputs
 from svc.compute.weights.gguf_file import GgufTensor
 from svc.errors import MemoryBudgetError, ModelFileError
@@ -53,6 +56,7 @@ class CudaOps:
         self._uploads = StepUploads(device)
         self._step: tuple[StepInputs | None, CudaStep | None] = (None, None)
         self._list: DeviceArray | None = None
+        self._sampler: DeviceSampler | None = None
         self._done = device.event()
 
     def __repr__(self) -> str:
@@ -86,12 +90,13 @@ class CudaOps:
         self._arena.reserve(scratch_bytes(config, limits, logit_rows))
         self._uploads.reserve(limits)
         self._list = self.device.empty((2 * LIST_ENTRIES,), np.int32)
+        self._sampler = DeviceSampler(self.device, config.vocab_size)
 
     def close(self) -> None:
         """Waits for the device and lets its memory go. The ops must not be used afterwards."""
         self.device.synchronize()
         self._arena, self._uploads, self._list = Arena(self.device), StepUploads(self.device), None
-        self._step, self._graphs = (None, None), DecodeGraphs()
+        self._step, self._graphs, self._sampler = (None, None), DecodeGraphs(), None
         gc.collect()
 
     # -- arrays and weights -----------------------------------------------------------------------------------------------------
@@ -196,6 +201,11 @@ class CudaOps:
     def logits(self, out: DeviceArray, output: CudaWeight, vectors: DeviceArray) -> None:
         blocks = layers.blocks_for(self._arena.start(), *vectors.shape)
         ends.logits(self.device, out, output, vectors, blocks)
+
+    def sample(self, logits: DeviceArray, rows: Sequence[int], samples: Sequence[Sample]) -> list[Sampled]:
+        """On the device, or on the host what its buffers do not hold."""
+        drawn = self._sampler.sample(logits, rows, samples) if self._sampler else None
+        return sample_rows(self.to_numpy(logits), rows, samples) if drawn is None else drawn
 
     # -- metadata ---------------------------------------------------------------------------------------------------------------
     def _on_device(self, inputs: StepInputs) -> CudaStep:

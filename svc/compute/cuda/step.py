@@ -12,11 +12,11 @@ from svc.compute.cuda.attention import MOST_DECODE_TOKENS, SPLIT_TOKENS, Attenti
 from svc.compute.cuda.delta_chunks import most_chunks, plan_chunks
 from svc.compute.cuda.delta_core import DeltaStep
 from svc.compute.cuda.device import Device, DeviceArray
+from svc.compute.cuda.staging import Staging, aligned_words
 from svc.compute.model_config import ModelConfig
 from svc.compute.step_inputs import StepInputs
 from svc.memory.plan import MemoryPlan
 
-WORDS_ALIGNED = 64  # of four bytes: where an array of the step may begin
 USUAL_CAPTURES = 16
 DECODE_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # sequences of a recorded step, padding included (graphs.py)
 MOST_SPLIT_FLOATS = 1 << 28  # of partial results of attention: a gigabyte
@@ -67,7 +67,7 @@ class StepLimits:
             *(*(4 * self.chunks,) * num_rounds, *(self.sequences + 1,) * num_rounds),
             *(self.tokens * self.rotary_dims // 2,) * 2,
         ]
-        return sum(_aligned(size) for size in sizes)
+        return sum(aligned_words(size) for size in sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +84,11 @@ class StepUploads:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._limits: StepLimits | None = None
+        self._staging: Staging | None = None
 
     def reserve(self, limits: StepLimits) -> None:
         self._limits = limits
-        self._staging: NDArray[np.int32] = self._device.pinned((limits.words,), np.int32)
-        self._buffer = self._device.empty((limits.words,), np.int32)
-        self._read = self._device.event()  # the copy has read the staging memory
+        self._staging = Staging(self._device, limits.words)
 
     def upload(self, inputs: StepInputs, decode_plan: AttentionPlan | None = None) -> CudaStep:
         """Queues one copy. The arrays are those of the latest step only. `decode_plan`: of one token a sequence, some padding."""
@@ -120,21 +119,9 @@ class StepUploads:
         return CudaStep(there["tokens"], there["rows"] if decode_plan else None, attention, delta)
 
     def _copied(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, DeviceArray]:
-        if self._limits is None:
+        if self._staging is None:
             return {name: self._device.from_host(np.ascontiguousarray(values)) for name, values in arrays.items()}
-        self._read.synchronize()
-        there, start = {}, 0
-        for name, values in arrays.items():
-            assert values.dtype.itemsize == 4, f"{name} is {values.dtype}"
-            end = start + values.size
-            assert end <= len(self._staging), f"{name} of this step does not fit {self._limits}"
-            self._staging[start:end].view(values.dtype).reshape(values.shape)[...] = values
-            there[name] = self._buffer.view(values.shape, values.dtype, offset_bytes=4 * start)
-            start += _aligned(values.size)
-        used = min(start, len(self._staging))
-        self._device.copy_in_async(self._buffer.rows(0, used), self._staging[:used])
-        self._read.record()
-        return there
+        return self._staging.copied(arrays)
 
     def _attention_plan(self, inputs: StepInputs) -> AttentionPlan:
         """Short pieces are decoded in splits as far as there is room for their partial results."""
@@ -147,7 +134,3 @@ class StepUploads:
     def _split_floats(self, inputs: StepInputs, plan: AttentionPlan) -> int:
         assert self._limits is not None
         return math.prod((inputs.num_sequences, plan.decode_tokens, plan.max_splits, self._limits.query_rows))
-
-
-def _aligned(words: int) -> int:
-    return -(-words // WORDS_ALIGNED) * WORDS_ALIGNED

@@ -3,6 +3,7 @@
 from svc.compute.cuda.arena import Tally
 from svc.compute.cuda.layers import AttentionBuffers, DeltaBuffers, DenseBuffers, blocks_for
 from svc.compute.cuda.moe_ffn import MoeSizes, moe_buffers
+from svc.compute.cuda.sampler import DeviceSampler
 from svc.compute.cuda.step import StepLimits
 from svc.compute.layers.attention import AttentionWeights
 from svc.compute.layers.delta import DeltaWeights
@@ -45,4 +46,5 @@ def step_bytes(config: ModelConfig, layout: MemoryLayout, num_rows: int, max_ste
     plan = MemoryPlan(layout, pages_per_row * num_rows, num_rows, num_cells=num_rows)
     limits = StepLimits.of(config, plan, max_step_tokens)
     hidden, logits = (max_step_tokens + logit_rows) * config.hidden_size, logit_rows * config.vocab_size
-    return scratch_bytes(config, limits, logit_rows) + FLOAT_BYTES * (limits.words + hidden + logits)
+    buffers = FLOAT_BYTES * (limits.words + hidden + logits) + DeviceSampler.device_bytes(config.vocab_size)
+    return scratch_bytes(config, limits, logit_rows) + buffers

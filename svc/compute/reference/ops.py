@@ -3,11 +3,12 @@
 It owes the other rooms a tolerance only: numpy's matrix products round differently for different numbers of rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from svc.compute.backend import Sample, Sampled
 from svc.compute.model_config import ModelConfig
 from svc.compute.ops import Caches, Ops
 from svc.compute.reference import caches as cache_ops
@@ -20,6 +21,7 @@ from svc.compute.reference.logits import final_hidden, hidden_rows, live_hidden,
 from svc.compute.reference.math import Float32
 from svc.compute.reference.moe_ffn import moe_ffn
 from svc.compute.reference.weights import DequantCache, ReferenceWeight, prepare
+from svc.compute.sampling.chain import sample_rows
 from svc.compute.step_inputs import StepInputs
 from svc.compute.weights.gguf_file import GgufTensor
 from svc.memory.plan import MemoryPlan
@@ -41,6 +43,9 @@ class ReferenceOps:
 
     def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
         """numpy allocates as it goes."""
+
+    def sample(self, logits: Float32, rows: Sequence[int], samples: Sequence[Sample]) -> list[Sampled]:
+        return sample_rows(logits, rows, samples)
 
     def submit(self, forward: Callable[[Float32, StepInputs], None], hidden: Float32, inputs: StepInputs) -> None:
         forward(hidden[: inputs.num_tokens], inputs)

@@ -23,11 +23,12 @@ do as well, but there two nearly equal logits that change places under a last-bi
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.backend import History, Sampled
+from svc.compute.backend import History, Sample, Sampled
 from svc.compute.sampling.params import SamplingParams
 from svc.compute.sampling.penalties import add_bias, penalize
 from svc.compute.sampling.randomness import uniform
@@ -58,6 +59,14 @@ def sample(
     if params.num_logprobs is None:
         return Sampled(token=token)
     return with_logprobs(token, logits, params.num_logprobs)
+
+
+def sample_rows(logits: NDArray[np.float32], rows: Sequence[int], samples: Sequence[Sample]) -> list[Sampled]:
+    """samples[i] from logits[rows[i]]; logits [n, V]."""
+    return [
+        sample(logits[row], each.params, each.banned, each.choice, each.position, each.history)
+        for row, each in zip(rows, samples, strict=True)
+    ]
 
 
 def _allowed(
