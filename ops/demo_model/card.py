@@ -51,6 +51,8 @@ token but a window's first counts.
 """
 
 TAIL = """
+Long contexts work but gain nothing: too little of the training was long for the model to use more than a few hundred tokens.
+
 Largest difference of any logit from torch over one window, float32 file: reference {reference:.1e}, cpu {cpu:.1e}.
 
 MTP block: in {mtp_agreement:.0%} of the tokens of the 16 windows its greedy draft is the trunk's own greedy choice.
