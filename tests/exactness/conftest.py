@@ -13,7 +13,8 @@ from svc.memory.plan import MemoryPlan
 from tests.slots.harness import Driver
 
 MODELS = Path(__file__).parents[1] / "data" / "gguf"
-HYBRID_MODELS = ["tiny-qwen35moe-Q4_K_M", "tiny-qwen3next-Q4_K_M", "tiny-qwen35-hd128-bf16"]
+# A file, or a file and the activations.
+HYBRID_MODELS = ["tiny-qwen35moe-Q4_K_M", "tiny-qwen35moe-Q4_K_M int8", "tiny-qwen3next-Q4_K_M", "tiny-qwen35-hd128-bf16"]
 ALL_MODELS = [*HYBRID_MODELS, "tiny-qwen3-Q8_0"]
 
 
@@ -38,8 +39,9 @@ def fresh() -> Callable[..., Driver]:
 
     def make(model: str, **changes: object) -> Driver:
         setting = Setting(**changes)  # type: ignore[arg-type]
-        ops = CpuOps(setting.threads, level=setting.level, poison=True)
-        config, source = open_model(MODELS / f"{model}.gguf")
+        file, _, activations = model.partition(" ")
+        ops = CpuOps(setting.threads, activations=activations or "float", level=setting.level, poison=True)  # type: ignore[arg-type]
+        config, source = open_model(MODELS / f"{file}.gguf")
         layout = config.memory_layout(setting.page_tokens, setting.kv_type)
         plan = MemoryPlan(layout, setting.num_pages, setting.num_rows, setting.num_cells)
         runners.append(ModelRunner(load_model(source, config, ops), ops, plan, setting.max_step_tokens))

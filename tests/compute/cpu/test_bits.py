@@ -3,7 +3,7 @@
 The expected bits are those of plain C on one thread, each text alone and whole; kernels/ holds that to float64.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -11,9 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from svc.compute.cpu import CpuOps
+from svc.compute.cpu.ops import Activations
 from tests.compute.cpu.bench import Outcome, Step, run
-from tests.compute.cpu.conftest import MakeOps
+from tests.compute.cpu.conftest import MakeOps, make_and_close
 
+ACTIVATIONS: list[Activations] = ["float", "int8"]
 KINDS = ["delta", "attention", "dense", "moe"]
 LENGTHS = [1, 70, 17, 34]
 CAPTURES = [(1, 1), (1, 37), (1, 70), (3, 2), (2, 17), (3, 33)]
@@ -43,19 +45,24 @@ def assert_same_bits(got: list[Outcome], expected: list[Outcome], what: str) -> 
             assert a.tobytes() == b.tobytes(), f"{what}: {name} of text {number} differs in {np.sum(a != b)} of {a.size} places"
 
 
+@pytest.fixture(params=ACTIVATIONS)
+def make_both_ops(request: pytest.FixtureRequest) -> Iterator[MakeOps]:
+    yield from make_and_close(request.param)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_same_bits_on_every_level_thread_count_and_schedule(make_ops: MakeOps, level: str, threads: int, kind: str) -> None:
-    expected = run(make_ops(1, "base"), kind, LENGTHS, alone(LENGTHS), CAPTURES)
+def test_same_bits_on_every_level_thread_count_and_schedule(make_both_ops: MakeOps, level: str, threads: int, kind: str) -> None:
+    expected = run(make_both_ops(1, "base"), kind, LENGTHS, alone(LENGTHS), CAPTURES)
     assert all(np.isfinite(outcome.hidden).all() for outcome in expected)
-    ops = make_ops(threads, level)
+    ops = make_both_ops(threads, level)
     for name, steps in SCHEDULES.items():
         assert_same_bits(run(ops, kind, LENGTHS, steps, CAPTURES), expected, name)
 
 
-@pytest.fixture(scope="module")
-def best() -> CpuOps:
-    return CpuOps(3, poison=True, least_shared_work=0)
+@pytest.fixture(scope="module", params=ACTIVATIONS)
+def best(request: pytest.FixtureRequest) -> CpuOps:
+    return CpuOps(3, activations=request.param, poison=True, least_shared_work=0)
 
 
 @st.composite

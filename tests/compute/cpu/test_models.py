@@ -14,8 +14,9 @@ from svc.compute.runner import ModelRunner, load_model, open_model
 from svc.compute.sampling.params import SamplingParams
 from svc.memory.plan import MemoryPlan
 from tests.compute.cpu.conftest import MakeOps
+from tests.compute.eight_bit import as_q8_0, divergence
 from tests.compute.rig import GGUF, golden, prompt
-from tests.tolerances import LOGITS_GOLDEN
+from tests.tolerances import KL_8_BIT, LOGITS_GOLDEN
 
 # file -> (golden archive, token ids)
 MODELS = {
@@ -89,6 +90,22 @@ def test_golden_answers(best: CpuOps, name: str) -> None:
     """64 of 64 greedy tokens, decoded one by one on top of a prefill."""
     expected = golden("tiny-qwen35-hd128.hf")[f"{name}.greedy"]
     assert CpuModel("tiny-qwen35-hd128-bf16", best).greedy(prompt(name), len(expected)) == expected.tolist()
+
+
+def test_8_bit_activations(tmp_path: Path) -> None:
+    """Q8_0 weights meet activations in blocks of 8 bits: the mean KL divergence from the float32 original stays what both
+    roundings cost, and it is not that of float activations."""
+    path = tmp_path / "model.gguf"
+    as_q8_0(GGUF / "tiny-qwen35-hd128-bf16.gguf", path)
+    expected = golden("tiny-qwen35-hd128.hf")
+    rounded, exact = (CpuModel(path, CpuOps(2, activations=kind, poison=True)) for kind in ("int8", "float"))
+    divergences = []
+    for name in ("s0", "s1", "s2", "s3"):
+        wanted = expected[f"{name}.logits"][-CELLS:]
+        found = rounded.last_logits(prompt(name), len(wanted))
+        assert not np.array_equal(found, exact.last_logits(prompt(name), len(wanted)))
+        divergences += divergence(wanted, found).tolist()
+    assert np.mean(divergences) < KL_8_BIT
 
 
 @pytest.mark.parametrize("file", ["tiny-qwen35-hd128-bf16", "tiny-qwen3next-Q4_K_M"])

@@ -5,14 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, quants
-from numpy.typing import NDArray
 
 from svc.compute.cuda.ops import CudaOps
 from svc.compute.cuda.weights import CudaWeight
-from svc.compute.weights.gguf_file import GgufFile, GgufTensor
-from svc.compute.weights.writer import write_gguf
+from svc.compute.weights.gguf_file import GgufTensor
 from tests.compute.cpu.test_models import MODELS, CpuModel
+from tests.compute.eight_bit import as_q8_0, divergence
 from tests.compute.rig import GGUF, golden, prompt
 from tests.cuda_emulator.build import have_compiler
 from tests.cuda_emulator.device import EmulatedDevice
@@ -73,27 +71,3 @@ def test_8_bit_activations(tmp_path: Path) -> None:
         wanted = expected[f"{name}.logits"][-ROWS:]
         divergences += divergence(wanted, model.last_logits(prompt(name), len(wanted))).tolist()
     assert np.mean(divergences) < KL_8_BIT
-
-
-def as_q8_0(source: Path, target: Path) -> None:
-    """Every bfloat16 matrix of a file quantized by the gguf package."""
-    file = GgufFile.open(source)
-    kind = GGMLQuantizationType.Q8_0
-    tensors = {
-        name: (quants.quantize(tensor.dequantize().astype(np.float32), kind), "Q8_0")
-        if tensor.type == "BF16"
-        else (tensor.data, tensor.type)
-        for name, tensor in file.tensors.items()
-    }
-    write_gguf(target, dict(file.metadata), tensors)
-
-
-def divergence(wanted: NDArray[np.float32], found: NDArray[np.float32]) -> NDArray[np.float64]:
-    """KL(wanted || found) of each row of logits."""
-    p, q = log_softmax(wanted), log_softmax(found)
-    return np.asarray((np.exp(p) * (p - q)).sum(-1))
-
-
-def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    shifted = logits.astype(float) - logits.max(-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
