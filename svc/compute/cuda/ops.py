@@ -20,7 +20,7 @@ from svc.compute.cuda.moe_ffn import MoeSizes, moe_buffers, moe_ffn
 from svc.compute.cuda.sampler import DeviceSampler
 from svc.compute.cuda.step import CudaStep, StepLimits, StepUploads
 from svc.compute.cuda.weights import Codebooks, CudaWeight, upload_weight
-from svc.compute.cuda.workspace import scratch_bytes, step_bytes
+from svc.compute.cuda.workspace import check_sizes, scratch_bytes, step_bytes
 from svc.compute.layers.attention import AttentionWeights
 from svc.compute.layers.delta import DeltaWeights
 from svc.compute.layers.dense_ffn import DenseFfnWeights
@@ -73,6 +73,7 @@ class CudaOps:
     def bytes_for_caches(
         self, config: ModelConfig, layout: MemoryLayout, num_rows: int, max_step_tokens: int, logit_rows: int, weights_bytes: int
     ) -> int:
+        check_sizes(config)
         memory = self.device.memory()
         steps_bytes = step_bytes(config, layout, num_rows, max_step_tokens, logit_rows)
         left_bytes = int(FREE_SHARE * memory.free_bytes) - weights_bytes - steps_bytes

@@ -2,17 +2,34 @@
 
 from svc.compute.cuda.arena import Tally
 from svc.compute.cuda.layers import AttentionBuffers, DeltaBuffers, DenseBuffers, blocks_for
+from svc.compute.cuda.moe import MOST_EXPERTS, MOST_USED
 from svc.compute.cuda.moe_ffn import MoeSizes, moe_buffers
 from svc.compute.cuda.sampler import DeviceSampler
 from svc.compute.cuda.step import StepLimits
 from svc.compute.layers.attention import AttentionWeights
 from svc.compute.layers.delta import DeltaWeights
 from svc.compute.model_config import ModelConfig
+from svc.errors import ModelFileError
 from svc.memory.layout import MemoryLayout
 from svc.memory.plan import MemoryPlan
 
 FLOAT_BYTES = 4
+MOST_HEAD = 256
 NO_WEIGHTS = (None,) * 10  # of a layer of which only the sizes count
+
+
+def check_sizes(config: ModelConfig) -> None:
+    """ModelFileError naming a size that the kernels are not made for."""
+    sizes = {"head size": config.head_dim if config.num_attention_layers else 0, "DeltaNet head size": config.key_dim}
+    for what, size in sizes.items():
+        if size % 16 or size > MOST_HEAD:
+            raise ModelFileError(f"a {what} of {size} is not supported on the cuda device: a multiple of 16 up to {MOST_HEAD} is")
+    for what, count, most in (
+        ("experts", config.num_experts, MOST_EXPERTS),
+        ("experts a token", config.num_experts_used, MOST_USED),
+    ):
+        if count > most:
+            raise ModelFileError(f"{count} {what} are not supported on the cuda device: {most} are")
 
 
 def scratch_bytes(config: ModelConfig, limits: StepLimits, logit_rows: int) -> int:

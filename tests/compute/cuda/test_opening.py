@@ -2,16 +2,19 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
+import aiohttp
 import pytest
 import structlog
 from structlog.testing import LogCapture
 
 from svc import app
 from svc.compute.cuda import cupy_device
+from svc.compute.runner import open_model
 from svc.config import Config
-from svc.errors import BackendUnavailableError, ConfigError, MemoryBudgetError
+from svc.errors import BackendUnavailableError, ConfigError, MemoryBudgetError, ModelFileError
 from tests.compute.rig import GGUF
 from tests.cuda_emulator.build import have_compiler
 from tests.cuda_emulator.device import EmulatedDevice
@@ -104,6 +107,33 @@ def test_load(emulated: list[int], logger: Any) -> None:
     loaded.runner.run(app.many_tokens(loaded.runner.plan, loaded.runner.max_step_tokens))
     assert device.memory() == before
     loaded.runner.close()
+
+
+@pytest.mark.skipif(not have_compiler(), reason="the CUDA emulator needs g++")
+async def test_serve(emulated: list[int], logger: Any) -> None:
+    """A whole server on it, loaded on one thread and computing on another: the same prompt again is reused, with the same bits."""
+    config = Config(model=str(MODEL), device="cuda", ctx=256, max_step_tokens=64, max_seats=2)
+    body = {"prompt": [300, 301, 302, 303, 304], "max_tokens": 3, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+    answers = []
+    async with app.private_server(config, logger, no_progress) as (url, key), aiohttp.ClientSession() as session:
+        for _ in range(2):
+            headers = {"Authorization": f"Bearer {key}"}
+            async with session.post(f"{url}/v1/completions", json={**body, "return_token_ids": True}, headers=headers) as response:
+                answers.append(await response.json())
+                assert response.status == 200, answers[-1]
+    first, again = answers
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 5
+    assert len(first["choices"][0]["token_ids"]) == 3
+    assert again["choices"] == first["choices"]
+
+
+@pytest.mark.parametrize("change", [{"head_dim": 40}, {"head_dim": 512}, {"key_dim": 24}, {"num_experts": 2000}])
+def test_sizes_without_kernels(emulated: list[int], logger: Any, change: dict[str, int]) -> None:
+    """Refused before loading, by name and number."""
+    config, _ = open_model(MODEL)
+    ops, layout = app.choose_ops(Config(device="cuda"), logger), config.memory_layout(16, "f16")
+    with pytest.raises(ModelFileError, match=str(*change.values())):
+        ops.bytes_for_caches(replace(config, **change), layout, 1, 64, 64, 0)  # type: ignore[arg-type]
 
 
 def test_too_small_a_gpu(monkeypatch: pytest.MonkeyPatch, logger: Any) -> None:
