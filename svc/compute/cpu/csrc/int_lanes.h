@@ -25,8 +25,9 @@ ALWAYS_INLINE ints i_lookup(const int8_t *table, ints index) {
 }
 /* Lanes hold halves in their low 16 bits. */
 ALWAYS_INLINE floats i_halves(ints a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
-ALWAYS_INLINE ints quarter_rows(const uint8_t *const *rows, size_t offset) { /* 16 bytes of rows 0, 4, 8, 12 */
-#define PIECE_OF(r) _mm_loadu_si128((const __m128i *)(rows[r] + offset))
+/* 16 bytes of rows 0, 4, 8, 12 */
+ALWAYS_INLINE ints quarter_rows(const uint8_t *row, size_t stride) {
+#define PIECE_OF(r) _mm_loadu_si128((const __m128i *)(row + (r) * stride))
     __m512i a = _mm512_castsi128_si512(PIECE_OF(0));
     a = _mm512_inserti32x4(a, PIECE_OF(4), 1);
     a = _mm512_inserti32x4(a, PIECE_OF(8), 2);
@@ -51,8 +52,9 @@ ALWAYS_INLINE floats i_halves(ints a) {
     a = _mm256_and_si256(a, _mm256_set1_epi32(0xffff));
     return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
 }
-ALWAYS_INLINE ints quarter_rows(const uint8_t *const *rows, size_t offset) { /* 16 bytes of rows 0, 4 */
-#define PIECE_OF(r) _mm_loadu_si128((const __m128i *)(rows[r] + offset))
+/* 16 bytes of rows 0, 4 */
+ALWAYS_INLINE ints quarter_rows(const uint8_t *row, size_t stride) {
+#define PIECE_OF(r) _mm_loadu_si128((const __m128i *)(row + (r) * stride))
     return _mm256_inserti128_si256(_mm256_castsi128_si256(PIECE_OF(0)), PIECE_OF(4), 1);
 }
 ALWAYS_INLINE ints i_sign(ints x, ints w) { return _mm256_sign_epi8(x, w); }
@@ -93,9 +95,10 @@ ALWAYS_INLINE ints i_products(ints w, ints x) { return OP(maddubs_epi16)(w, x); 
 ALWAYS_INLINE ints i_signed_products(ints w, ints x) { return OP(maddubs_epi16)(OP(abs_epi8)(w), i_sign(x, w)); }
 #endif
 
-/* 16 bytes of INT_LANES rows -> lane r of out[j] = the j-th 32 bits of row r. */
-ALWAYS_INLINE void transpose_piece(const uint8_t *const *rows, size_t offset, ints out[4]) {
-    ints a = quarter_rows(rows, offset), b = quarter_rows(rows + 1, offset), c = quarter_rows(rows + 2, offset), d = quarter_rows(rows + 3, offset);
+/* 16 bytes of each of INT_LANES rows, `stride` apart -> lane r of out[j] = the j-th 32 bits of row r. */
+ALWAYS_INLINE void transpose_piece(const uint8_t *rows, size_t stride, ints out[4]) {
+    ints a = quarter_rows(rows, stride), b = quarter_rows(rows + stride, stride), c = quarter_rows(rows + 2 * stride, stride);
+    ints d = quarter_rows(rows + 3 * stride, stride);
     ints ab = OP(unpacklo_epi32)(a, b), cd = OP(unpacklo_epi32)(c, d), ab_high = OP(unpackhi_epi32)(a, b), cd_high = OP(unpackhi_epi32)(c, d);
     out[0] = OP(unpacklo_epi64)(ab, cd);
     out[1] = OP(unpackhi_epi64)(ab, cd);
@@ -146,9 +149,10 @@ ALWAYS_INLINE ints i_dot(ints sum, ints w, ints x) {
     }
     return sum;
 }
-ALWAYS_INLINE void transpose_piece(const uint8_t *const *rows, size_t offset, ints out[4]) {
+ALWAYS_INLINE void transpose_piece(const uint8_t *rows, size_t stride, ints out[4]) {
+    (void)stride; /* of one row */
     for (int j = 0; j < 4; j++) {
-        const uint8_t *p = rows[0] + offset + 4 * j;
+        const uint8_t *p = rows + 4 * j;
         out[j] = (ints)((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24);
     }
 }

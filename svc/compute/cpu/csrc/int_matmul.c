@@ -111,18 +111,17 @@ ALWAYS_INLINE void store_pair(tile *t, int i, int lane, ints first, ints second)
     i_store(t->pair[i] + lane, i_or(i_and(first, i_set1(0xffff)), i_left(second, 16)));
 }
 
-ALWAYS_INLINE floats gather_halves(const uint8_t *const *rows, size_t offset) {
-    int32_t halves[INT_LANES];
-    for (int r = 0; r < INT_LANES; r++) {
-        halves[r] = rows[r][offset] | rows[r][offset + 1] << 8;
-    }
-    return i_halves(i_load(halves));
+/* The half at the beginning of 16 bytes of each row. */
+ALWAYS_INLINE floats first_halves(const uint8_t *rows, size_t stride) {
+    ints piece[4];
+    transpose_piece(rows, stride, piece);
+    return i_halves(i_and(piece[0], i_set1(0xffff)));
 }
 
 /* The head of a block of Q4_K and Q5_K: d, dmin, and eight scales and minimums of six bits. */
-ALWAYS_INLINE void unpack_scales(const uint8_t *const *rows, size_t at, tile *t, int lane) {
+ALWAYS_INLINE void unpack_scales(const uint8_t *rows, size_t stride, tile *t, int lane) {
     ints head[4], six = EACH_BYTE(0x3f), four = EACH_BYTE(0x0f), two = EACH_BYTE(0x30);
-    transpose_piece(rows, at, head);
+    transpose_piece(rows, stride, head);
     f_store(t->d + lane, i_halves(i_and(head[0], i_set1(0xffff))));
     f_store(t->dmin + lane, i_halves(i_right(head[0], 16)));
     ints scales[2] = {i_and(head[1], six), i_or(i_and(head[3], four), i_and(i_right(head[1], 2), two))};
@@ -140,12 +139,12 @@ ALWAYS_INLINE void unpack_scales(const uint8_t *const *rows, size_t at, tile *t,
     }
 }
 
-ALWAYS_INLINE void unpack_q4_k(const uint8_t *const *rows, size_t block, tile *t, int lane) {
-    size_t at = block * 144;
+ALWAYS_INLINE void unpack_q4_k(const uint8_t *rows, size_t stride, tile *t, int lane) {
     ints four = EACH_BYTE(0x0f), piece[4];
-    unpack_scales(rows, at, t, lane);
+    unpack_scales(rows, stride, t, lane);
+    UNROLL
     for (int p = 0; p < 8; p++) {
-        transpose_piece(rows, at + 16 + 16 * (size_t)p, piece);
+        transpose_piece(rows + 16 + 16 * p, stride, piece);
         UNROLL
         for (int j = 0; j < 4; j++) {
             uint8_t(*w)[INT_ROWS][4] = t->w + p / 2 * 16 + p % 2 * 4 + j;
@@ -155,15 +154,14 @@ ALWAYS_INLINE void unpack_q4_k(const uint8_t *const *rows, size_t block, tile *t
     }
 }
 
-ALWAYS_INLINE void unpack_q5_k(const uint8_t *const *rows, size_t block, tile *t, int lane) {
-    size_t at = block * 176;
+ALWAYS_INLINE void unpack_q5_k(const uint8_t *rows, size_t stride, tile *t, int lane) {
     ints four = EACH_BYTE(0x0f), one = EACH_BYTE(0x10), high[8], piece[4];
-    unpack_scales(rows, at, t, lane);
-    transpose_piece(rows, at + 16, high);
-    transpose_piece(rows, at + 32, high + 4);
+    unpack_scales(rows, stride, t, lane);
+    transpose_piece(rows + 16, stride, high);
+    transpose_piece(rows + 32, stride, high + 4);
     UNROLL
     for (int p = 0; p < 8; p++) { /* bit 2 (p / 2) of `high` goes with the low nibbles, the next one with the high nibbles */
-        transpose_piece(rows, at + 48 + 16 * (size_t)p, piece);
+        transpose_piece(rows + 48 + 16 * p, stride, piece);
         UNROLL
         for (int j = 0; j < 4; j++) {
             uint8_t(*w)[INT_ROWS][4] = t->w + p / 2 * 16 + p % 2 * 4 + j;
@@ -175,15 +173,15 @@ ALWAYS_INLINE void unpack_q5_k(const uint8_t *const *rows, size_t block, tile *t
     }
 }
 
-ALWAYS_INLINE void unpack_q6_k(const uint8_t *const *rows, size_t block, tile *t, int lane) {
-    size_t at = block * 210;
+ALWAYS_INLINE void unpack_q6_k(const uint8_t *rows, size_t stride, tile *t, int lane) {
     ints four = EACH_BYTE(0x0f), two = EACH_BYTE(0x30), scales[4];
+    UNROLL
     for (int p = 0; p < 4; p++) { /* 16 bytes of `high` serve four times 16 columns */
         int half = p / 2, part = p % 2;
         ints low[4], low_next[4], high[4];
-        transpose_piece(rows, at + 64 * (size_t)half + 16 * (size_t)part, low);
-        transpose_piece(rows, at + 64 * (size_t)half + 32 + 16 * (size_t)part, low_next);
-        transpose_piece(rows, at + 128 + 32 * (size_t)half + 16 * (size_t)part, high);
+        transpose_piece(rows + 64 * half + 16 * part, stride, low);
+        transpose_piece(rows + 64 * half + 32 + 16 * part, stride, low_next);
+        transpose_piece(rows + 128 + 32 * half + 16 * part, stride, high);
         UNROLL
         for (int j = 0; j < 4; j++) {
             uint8_t(*w)[INT_ROWS][4] = t->w + 32 * half + 4 * part + j;
@@ -193,7 +191,7 @@ ALWAYS_INLINE void unpack_q6_k(const uint8_t *const *rows, size_t block, tile *t
             i_store(w[24][lane], i_or(i_and(i_right(low_next[j], 4), four), i_and(i_right(high[j], 2), two)));
         }
     }
-    transpose_piece(rows, at + 192, scales);
+    transpose_piece(rows + 192, stride, scales);
     UNROLL
     for (int i = 0; i < 4; i++) {
         ints s[4] = {i_right_signed(i_left(scales[i], 24), 24), i_right_signed(i_left(scales[i], 16), 24),
@@ -205,27 +203,27 @@ ALWAYS_INLINE void unpack_q6_k(const uint8_t *const *rows, size_t block, tile *t
         store_pair(t, 2 * i, lane, s[0], s[1]);
         store_pair(t, 2 * i + 1, lane, s[2], s[3]);
     }
-    f_store(t->d + lane, gather_halves(rows, at + 208));
+    transpose_piece(rows + 194, stride, scales); /* the half is the end of a block, and nothing behind it may be read */
+    f_store(t->d + lane, i_halves(i_right(scales[3], 16)));
 }
 
-ALWAYS_INLINE void unpack_q8_0(const uint8_t *const *rows, size_t block, tile *t, int lane) {
-    size_t at = block * 34;
+ALWAYS_INLINE void unpack_q8_0(const uint8_t *rows, size_t stride, tile *t, int lane) {
     UNROLL
     for (int p = 0; p < 2; p++) {
         ints piece[4];
-        transpose_piece(rows, at + 2 + 16 * (size_t)p, piece);
+        transpose_piece(rows + 2 + 16 * p, stride, piece);
         UNROLL
         for (int j = 0; j < 4; j++) {
             i_store(t->w[4 * p + j][lane], SIGNED_BYTES(piece[j]));
         }
     }
-    f_store(t->d + lane, gather_halves(rows, at));
+    f_store(t->d + lane, first_halves(rows, stride));
 }
 
 /* Sixteen bytes of nibbles: the low ones are the first 16 columns of a group, the high ones the others. */
-ALWAYS_INLINE void unpack_nibbles(const uint8_t *const *rows, size_t at, const int8_t *table, ints flip, uint8_t (*w)[INT_ROWS][4], int lane) {
+ALWAYS_INLINE void unpack_nibbles(const uint8_t *rows, size_t stride, const int8_t *table, ints flip, uint8_t (*w)[INT_ROWS][4], int lane) {
     ints four = EACH_BYTE(0x0f), piece[4];
-    transpose_piece(rows, at, piece);
+    transpose_piece(rows, stride, piece);
     UNROLL
     for (int j = 0; j < 4; j++) {
         ints low = i_and(piece[j], four), high = i_and(i_right(piece[j], 4), four);
@@ -234,33 +232,32 @@ ALWAYS_INLINE void unpack_nibbles(const uint8_t *const *rows, size_t at, const i
     }
 }
 
-ALWAYS_INLINE void unpack_q4_0(const uint8_t *const *rows, size_t block, tile *t, int lane) {
-    unpack_nibbles(rows, block * 18 + 2, NULL, i_set1(0), t->w, lane);
-    f_store(t->d + lane, gather_halves(rows, block * 18));
+ALWAYS_INLINE void unpack_q4_0(const uint8_t *rows, size_t stride, tile *t, int lane) {
+    unpack_nibbles(rows + 2, stride, NULL, i_set1(0), t->w, lane);
+    f_store(t->d + lane, first_halves(rows, stride));
 }
 
 static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
-ALWAYS_INLINE void unpack_iq4_nl(const uint8_t *const *rows, size_t block, tile *t, int lane) {
-    unpack_nibbles(rows, block * 18 + 2, iq4_values, SIGNED_BYTES(i_set1(0)), t->w, lane);
-    f_store(t->d + lane, gather_halves(rows, block * 18));
+ALWAYS_INLINE void unpack_iq4_nl(const uint8_t *rows, size_t stride, tile *t, int lane) {
+    unpack_nibbles(rows + 2, stride, iq4_values, SIGNED_BYTES(i_set1(0)), t->w, lane);
+    f_store(t->d + lane, first_halves(rows, stride));
 }
 
 /* Doubled E2M1 numbers, plus 12. */
 static const int8_t e2m1_values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
-ALWAYS_INLINE void unpack_mxfp4(const uint8_t *const *rows, size_t block, tile *t, int lane) {
-    unpack_nibbles(rows, block * 17 + 1, e2m1_values, i_set1(0), t->w, lane);
-    for (int r = 0; r < INT_LANES; r++) { /* half of 2^(e - 127), since the values are doubled; the two smallest are subnormal */
-        uint32_t e = rows[r][block * 17];
-        t->d[lane + r] = bits_to_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
+ALWAYS_INLINE void unpack_mxfp4(const uint8_t *rows, size_t stride, tile *t, int lane) {
+    unpack_nibbles(rows + 1, stride, e2m1_values, i_set1(0), t->w, lane);
+    for (size_t r = 0; r < INT_LANES; r++) { /* half of 2^(e - 127), since the values are doubled; the two smallest are subnormal */
+        uint32_t e = rows[r * stride];
+        t->d[(size_t)lane + r] = bits_to_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
     }
 }
 
-ALWAYS_INLINE void unpack_iq4_xs(const uint8_t *const *rows, size_t block, tile *t, int lane) {
-    size_t at = block * 136;
+ALWAYS_INLINE void unpack_iq4_xs(const uint8_t *rows, size_t stride, tile *t, int lane) {
     ints head[4], offset = i_set1(32);
-    transpose_piece(rows, at, head); /* d, the high bits of the scales, four bytes of low bits; the rest is the first group's */
+    transpose_piece(rows, stride, head); /* d, the high bits of the scales, four bytes of low bits; the rest is the first group's */
     f_store(t->d + lane, i_halves(i_and(head[0], i_set1(0xffff))));
     ints high = i_right(head[0], 16), scales[8];
     UNROLL
@@ -268,7 +265,7 @@ ALWAYS_INLINE void unpack_iq4_xs(const uint8_t *const *rows, size_t block, tile 
         ints low = i_and(i_right(head[1], 4 * group), i_set1(15)), top = i_and(i_right(high, 2 * group), i_set1(3));
         scales[group] = i_sub(i_or(low, i_left(top, 4)), offset);
         store_scale(t, group, lane, scales[group]);
-        unpack_nibbles(rows, at + 8 + 16 * (size_t)group, iq4_values, SIGNED_BYTES(i_set1(0)), t->w + 8 * group, lane);
+        unpack_nibbles(rows + 8 + 16 * group, stride, iq4_values, SIGNED_BYTES(i_set1(0)), t->w + 8 * group, lane);
     }
     UNROLL
     for (int i = 0; i < 4; i++) {
@@ -396,15 +393,16 @@ ALWAYS_INLINE void apply_32(kind k, int n, const tile *t, int lane, const uint8_
 /* -- a tile of a product ----------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    const uint8_t *rows[INT_ROWS]; /* of weights; behind the last row it is repeated */
-    const uint8_t *x;              /* quantized activations */
+    const uint8_t *rows; /* of weights, `stride` apart */
+    size_t stride;
+    const uint8_t *x; /* quantized activations */
     size_t row_bytes;
     const int32_t *gather; /* NULL, or the row of x of each token */
     int num_blocks, first_token, num_tokens;
     float *sums; /* [num_tokens][INT_ROWS] */
 } tile_job;
 
-typedef void (*unpack_fn)(const uint8_t *const *rows, size_t block, tile *t, int lane);
+typedef void (*unpack_fn)(const uint8_t *rows, size_t stride, tile *t, int lane);
 
 ALWAYS_INLINE void apply(kind k, int n, const tile_job *j, const tile *t, size_t block, int token) {
     const uint8_t *blocks[4];
@@ -425,11 +423,11 @@ ALWAYS_INLINE void apply(kind k, int n, const tile_job *j, const tile *t, size_t
     }
 }
 
-ALWAYS_INLINE void run_tile(kind k, unpack_fn unpack, const tile_job *j) {
+ALWAYS_INLINE void run_tile(kind k, size_t block_bytes, unpack_fn unpack, const tile_job *j) {
     tile t;
     for (size_t block = 0; block < (size_t)j->num_blocks; block++) {
         for (int lane = 0; lane < INT_ROWS; lane += INT_LANES) {
-            unpack(j->rows + lane, block, &t, lane);
+            unpack(j->rows + block * block_bytes + (size_t)lane * j->stride, j->stride, &t, lane);
         }
         int token = 0;
         for (; token + 4 <= j->num_tokens; token += 4) {
@@ -446,16 +444,16 @@ ALWAYS_INLINE void run_tile(kind k, unpack_fn unpack, const tile_job *j) {
 }
 
 /* unchecked: 2 x largest byte x 127 x steps stays below 32768. */
-#define TILE_KERNEL(name, ...) \
-    static void run_##name(const tile_job *j) { run_tile((kind){__VA_ARGS__}, unpack_##name, j); }
-TILE_KERNEL(q4_k, .block = 256, .groups = 8, .unchecked = 8, .minimums = 1)
-TILE_KERNEL(q5_k, .block = 256, .groups = 8, .unchecked = 4, .minimums = 1)
-TILE_KERNEL(q6_k, .block = 256, .groups = 16, .unchecked = 2, .offset = 32)
-TILE_KERNEL(q8_0, .block = 32, .groups = 1, .unchecked = 1, .is_signed = 1, .offset = 128)
-TILE_KERNEL(q4_0, .block = 32, .groups = 1, .unchecked = 8, .offset = 8)
-TILE_KERNEL(iq4_nl, .block = 32, .groups = 1, .unchecked = 1, .is_signed = 1, .offset = 128)
-TILE_KERNEL(mxfp4, .block = 32, .groups = 1, .unchecked = 4, .offset = 12)
-TILE_KERNEL(iq4_xs, .block = 256, .groups = 8, .unchecked = 1, .is_signed = 1, .offset = 128)
+#define TILE_KERNEL(name, bytes, ...) \
+    static void run_##name(const tile_job *j) { run_tile((kind){__VA_ARGS__}, bytes, unpack_##name, j); }
+TILE_KERNEL(q4_k, 144, .block = 256, .groups = 8, .unchecked = 8, .minimums = 1)
+TILE_KERNEL(q5_k, 176, .block = 256, .groups = 8, .unchecked = 4, .minimums = 1)
+TILE_KERNEL(q6_k, 210, .block = 256, .groups = 16, .unchecked = 2, .offset = 32)
+TILE_KERNEL(q8_0, 34, .block = 32, .groups = 1, .unchecked = 1, .is_signed = 1, .offset = 128)
+TILE_KERNEL(q4_0, 18, .block = 32, .groups = 1, .unchecked = 8, .offset = 8)
+TILE_KERNEL(iq4_nl, 18, .block = 32, .groups = 1, .unchecked = 1, .is_signed = 1, .offset = 128)
+TILE_KERNEL(mxfp4, 17, .block = 32, .groups = 1, .unchecked = 4, .offset = 12)
+TILE_KERNEL(iq4_xs, 136, .block = 256, .groups = 8, .unchecked = 1, .is_signed = 1, .offset = 128)
 
 static void run_type(int type, const tile_job *j) {
     switch (type) {
@@ -472,31 +470,29 @@ static void run_type(int type, const tile_job *j) {
 }
 
 static void multiply_tile(const product *p, const matrix *m, const uint8_t *x, size_t row_bytes, int first_row, int first_token, int num_tokens, float *sums) {
-    tile_job j = {.x = x, .row_bytes = row_bytes, .gather = p->gather, .num_blocks = m->cols / int_block(m->type),
+    tile_job j = {.rows = m->data + p->expert * m->expert_bytes + first_row * m->row_bytes, .stride = (size_t)m->row_bytes, .x = x, .row_bytes = row_bytes, .gather = p->gather, .num_blocks = m->cols / int_block(m->type),
                   .first_token = first_token, .num_tokens = num_tokens, .sums = sums};
-    for (int r = 0; r < INT_ROWS; r++) {
-        j.rows[r] = m->data + p->expert * m->expert_bytes + min_int(first_row + r, m->rows - 1) * m->row_bytes;
-    }
     memset(sums, 0, (size_t)num_tokens * INT_ROWS * sizeof *sums);
     run_type(m->type, &j);
 }
 
 void int_product_tile(const product *p, const uint8_t *x, size_t row_bytes, int first_row, float *scratch) {
     float *sums = scratch, *up_sums = scratch + INT_TOKENS * INT_ROWS;
-    int num_rows = min_int(INT_ROWS, p->weight->rows - first_row);
+    int start = min_int(first_row, p->weight->rows - INT_ROWS), done = first_row - start; /* a last tile reaches back */
     for (int first = 0; first < p->num_tokens; first += INT_TOKENS) {
         int num_tokens = min_int(INT_TOKENS, p->num_tokens - first);
-        multiply_tile(p, p->weight, x, row_bytes, first_row, first, num_tokens, sums);
+        multiply_tile(p, p->weight, x, row_bytes, start, first, num_tokens, sums);
         if (p->up) {
-            multiply_tile(p, p->up, x, row_bytes, first_row, first, num_tokens, up_sums);
+            multiply_tile(p, p->up, x, row_bytes, start, first, num_tokens, up_sums);
         }
         for (int t = 0; t < num_tokens; t++) {
-            float *out = p->out + (size_t)(first + t) * p->ldo + first_row;
-            f32x16 value = v_load(sums + t * INT_ROWS);
+            float *out = p->out + (size_t)(first + t) * p->ldo + first_row, *sum = sums + t * INT_ROWS;
             if (p->up) {
-                value = v_mul(v_silu(value), v_load(up_sums + t * INT_ROWS));
+                v_store(sum, v_mul(v_silu(v_load(sum)), v_load(up_sums + t * INT_ROWS)));
             }
-            v_store_n(out, p->add ? v_add(v_load_n(out, num_rows), value) : value, num_rows);
+            for (int r = done; r < INT_ROWS; r++) {
+                out[r - done] = p->add ? out[r - done] + sum[r] : sum[r];
+            }
         }
     }
 }

@@ -4,7 +4,7 @@
 
 #include "matmul.h"
 
-#define INT_ROWS 16           /* rows of a tile */
+#define INT_ROWS 16           /* rows of a tile; matrices with fewer are computed in floats */
 #define INT_TOKENS 256        /* tokens a tile's sums are kept for; with more it is unpacked again */
 #define INT_SCRATCH (2 * INT_TOKENS * INT_ROWS)
 

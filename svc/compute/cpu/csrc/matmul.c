@@ -172,9 +172,9 @@ typedef struct {
     size_t row_bytes;
 } source;
 
-/* Columns per scale of the activations for this product; 0: it is computed in floats. Depends on the types alone. */
+/* Columns per scale of the activations for this product; 0: it is computed in floats. Depends on the weights alone. */
 static int product_block(const engine *e, const product *p) {
-    int block = e->round_activations ? int_block(p->weight->type) : 0;
+    int block = e->round_activations && p->weight->rows >= INT_ROWS ? int_block(p->weight->type) : 0;
     return p->up && int_block(p->up->type) != block ? 0 : block;
 }
 
