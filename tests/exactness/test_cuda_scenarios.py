@@ -1,4 +1,4 @@
-"""SCENARIOS 1-5, 9, 10 and 13 on the CUDA backend, whose device is emulated: exact counts of reuse, and answers equal to cold ones.
+"""SCENARIOS 1-5, 9, 10 and 13 on the CUDA backend, its device emulated or real: exact counts of reuse, answers equal to cold ones.
 
 Conversations are token ids: messages, each with a role header of two tokens, and boundaries where the headers stand. What is
 resumed must have the same bits. What is computed in other company, or from a state that decoding left, may round otherwise on
@@ -8,9 +8,11 @@ this backend: there the greedy tokens must be equal, up to a place where the two
 import random
 from collections.abc import Callable, Iterator
 from itertools import accumulate, zip_longest
+from typing import cast
 
 import pytest
 
+from svc.compute.cuda.device import Device
 from svc.compute.cuda.ops import CudaOps
 from svc.compute.runner import ModelRunner, load_model, open_model
 from svc.compute.sampling.params import SamplingParams
@@ -21,6 +23,7 @@ from tests.compute.cuda.test_models import FloatOps
 from tests.cuda_emulator.build import have_compiler
 from tests.cuda_emulator.device import EmulatedDevice
 from tests.exactness.conftest import MODELS
+from tests.kernels.cuda import GPU, have_gpu
 from tests.slots.harness import Answer, Driver
 from tests.tolerances import LOGITS_GOLDEN
 
@@ -31,14 +34,14 @@ Fresh = Callable[..., Driver]
 Message = list[int]
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["eager", "lazy"])
-def device(request: pytest.FixtureRequest) -> EmulatedDevice:
+@pytest.fixture(scope="module", params=["eager", "lazy", *(["cuda"] if have_gpu() else [])])
+def device(request: pytest.FixtureRequest) -> Device:
     """Lazy: nothing on the device happens before somebody waits for it, so that a missing synchronisation shows."""
-    return EmulatedDevice(lazy=request.param)
+    return GPU.device if request.param == "cuda" else cast(Device, EmulatedDevice(lazy=request.param == "lazy"))
 
 
 @pytest.fixture
-def fresh(device: EmulatedDevice) -> Iterator[Fresh]:
+def fresh(device: Device) -> Iterator[Fresh]:
     """`fresh(...)`: a new server's worth of memory around the model, nothing cached. `exact`: float activations, whose results are
     closer to each other than the tokens are."""
     runners: list[ModelRunner] = []

@@ -14,7 +14,7 @@ from svc.compute.cuda.ops import CudaOps
 from svc.compute.ops import Ops
 from svc.compute.reference import ReferenceOps
 from tests.cuda_emulator.build import have_compiler
-from tests.kernels import emulated
+from tests.kernels.cuda import EMULATED, GPU, OnDevice, activations, have_gpu
 from tests.tolerances import KERNEL, KERNEL_CUDA
 
 
@@ -52,18 +52,15 @@ class Room:
         return self.name
 
 
-CUDA = Room(
-    "cuda-emulated",
-    emulated.ops,
-    CudaOps.state_order,
-    emulated.read,
-    emulated.write,
-    float_tolerance=KERNEL_CUDA,
-    activations=emulated.activations,
-    slow=True,
-)
+def _cuda(name: str, device: OnDevice, *, slow: bool) -> Room:
+    parts = (device.ops, CudaOps.state_order, device.read, device.write)
+    return Room(name, *parts, float_tolerance=KERNEL_CUDA, activations=activations, slow=slow)
+
+
+CUDA = _cuda("cuda-emulated", EMULATED, slow=True)
 ROOMS = [
     Room("reference", ReferenceOps),
     *(Room(f"cpu-{level}", partial(CpuOps, 2, level=level, poison=True, least_shared_work=0)) for level in available_levels()),
     *([CUDA] if have_compiler() else []),
+    *([_cuda("cuda", GPU, slow=False)] if have_gpu() else []),
 ]

@@ -2,12 +2,13 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from svc.compute.backend import Capture, Sample, StepBatch
+from svc.compute.cuda.device import Device
 from svc.compute.cuda.ops import CudaOps
 from svc.compute.cuda.weights import CudaWeight
 from svc.compute.sampling.params import SamplingParams
@@ -17,6 +18,7 @@ from tests.compute.eight_bit import as_q8_0, divergence
 from tests.compute.rig import GGUF, golden, prompt
 from tests.cuda_emulator.build import have_compiler
 from tests.cuda_emulator.device import EmulatedDevice
+from tests.kernels.cuda import GPU, have_gpu
 from tests.tolerances import KL_8_BIT, LOGITS_GOLDEN
 
 pytestmark = pytest.mark.skipif(not have_compiler(), reason="the CUDA emulator needs g++")
@@ -31,9 +33,11 @@ class FloatOps(CudaOps):
         return super().weight(GgufTensor(tensor.name, tensor.shape, "F32", values.view(np.uint8)))
 
 
-@cache
-def device(lazy: bool = False) -> EmulatedDevice:
-    return EmulatedDevice(lazy=lazy)
+@pytest.fixture(scope="module", params=["emulated", "lazy", *(["cuda"] if have_gpu() else [])])
+def device(request: pytest.FixtureRequest) -> Device:
+    """Lazy: nothing on the device happens before somebody waits for it: a missing synchronisation would read NaN or what an
+    earlier step left."""
+    return GPU.device if request.param == "cuda" else cast(Device, EmulatedDevice(lazy=request.param == "lazy"))
 
 
 @pytest.mark.parametrize(
@@ -46,20 +50,18 @@ def device(lazy: bool = False) -> EmulatedDevice:
         *(pytest.param(file, "s2", marks=pytest.mark.slow) for file in MODELS if file != "tiny-qwen35-hd128-bf16"),
     ],
 )
-def test_golden_logits(file: str, name: str) -> None:
+def test_golden_logits(device: Device, file: str, name: str) -> None:
     """The last logits of a prompt within the tolerance of two float32 engines, f32 pages."""
     archive, family = MODELS[file]
     expected = golden(archive)[f"{name}.logits"][-ROWS:]
-    logits = CpuModel(file, FloatOps(device())).last_logits(prompt(name, family), len(expected))
+    logits = CpuModel(file, FloatOps(device)).last_logits(prompt(name, family), len(expected))
     np.testing.assert_allclose(logits, expected, rtol=0, atol=LOGITS_GOLDEN)
 
 
-@pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])
-def test_golden_answer(lazy: bool) -> None:
-    """Greedy tokens decoded one by one on top of a prefill. In lazy mode nothing on the device happens before somebody waits for
-    it: a missing synchronisation would read NaN or what an earlier step left."""
+def test_golden_answer(device: Device) -> None:
+    """Greedy tokens decoded one by one on top of a prefill."""
     expected = golden("tiny-qwen35-hd128.hf")["s1.greedy"][:6]
-    model = CpuModel("tiny-qwen35-hd128-bf16", CudaOps(device(lazy)))
+    model = CpuModel("tiny-qwen35-hd128-bf16", CudaOps(device))
     assert model.greedy(prompt("s1"), len(expected)) == expected.tolist()
 
 
@@ -94,12 +96,12 @@ def test_order_of_threads_and_architecture_do_not_matter(other: str) -> None:
     assert some_tokens(other) == some_tokens("forward")
 
 
-def test_8_bit_activations(tmp_path: Path) -> None:
+def test_8_bit_activations(device: Device, tmp_path: Path) -> None:
     """Q8_0 weights meet activations in blocks of 8 bits: the mean KL divergence from the float32 original stays what both
     roundings cost."""
     path = tmp_path / "model.gguf"
     as_q8_0(GGUF / "tiny-qwen35-hd128-bf16.gguf", path)
-    model, expected = CpuModel(path, CudaOps(device())), golden("tiny-qwen35-hd128.hf")
+    model, expected = CpuModel(path, CudaOps(device)), golden("tiny-qwen35-hd128.hf")
     divergences = []
     for name in ("s0", "s1", "s2"):
         wanted = expected[f"{name}.logits"][-ROWS:]
