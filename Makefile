@@ -4,7 +4,7 @@
 .SUFFIXES:
 SHELL := /bin/bash
 
-MODEL ?= tests/data/gguf/tiny-qwen35moe-Q4_K_M.gguf
+MODEL ?=
 PORT ?= 8080
 ARGS ?=
 PYTHON ?= python3
@@ -22,8 +22,8 @@ help: ## list these words
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' Makefile | expand -t 14
 
 .PHONY: serve
-serve: $(VENV)/.installed ## serve MODEL= (default: the bundled tiny model) on PORT=8080, with ARGS="--more flags"
-	@exec $(BIN)/headrace serve "$(MODEL)" --port "$(PORT)" $(ARGS)
+serve: $(VENV)/.installed ## serve MODEL= (default: the bundled demo model) on PORT=8080, with ARGS="--more flags"
+	@exec $(BIN)/headrace serve $(if $(MODEL),"$(MODEL)") --port "$(PORT)" $(ARGS)
 
 # Three steps rather than one recipe, so that `make --keep-going test` reports all of them.
 .PHONY: test lint types pytest

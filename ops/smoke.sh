@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Starts a server on a free port, waits until it is ready, asks for a completion in both forms, and stops it with SIGTERM.
 # Exit code 0 if all of that worked; otherwise the first thing that did not is named and the server's log shown.
-# usage: [MODEL=model.gguf] [HEADRACE=.venv/bin/headrace] [PYTHON=.venv/bin/python] [READY_S=120] ops/smoke.sh
+# usage: [MODEL=model.gguf (default: the bundled one)] [HEADRACE=.venv/bin/headrace] [PYTHON=.venv/bin/python] [READY_S=120] ops/smoke.sh
 set -euo pipefail
 
 repository=$(cd "$(dirname "$0")/.." && pwd)
 headrace=${HEADRACE:-$repository/.venv/bin/headrace}
 python=${PYTHON:-$repository/.venv/bin/python}
-model=${MODEL:-$repository/tests/data/gguf/tiny-qwen35moe-Q4_K_M.gguf}
+model=${MODEL:-}
 ready_s=${READY_S:-120}
 
 scratch=$(mktemp -d)
@@ -28,7 +28,7 @@ port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)
 url=http://127.0.0.1:$port
 ask() { curl --silent --show-error --fail --max-time 60 "$@"; }
 
-"$headrace" serve "$model" --port "$port" --log-format json >"$scratch/log" 2>&1 &
+"$headrace" serve ${model:+"$model"} --port "$port" --log-format json >"$scratch/log" 2>&1 &
 server=$!
 
 deadline=$((SECONDS + ready_s))

@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, get_args
 
 import msgspec
@@ -19,6 +20,7 @@ from msgspec import Meta
 
 from svc.errors import ConfigError
 
+BUNDLED_MODEL = Path(__file__).parent / "models" / "headrace-demo.gguf"  # what the command line takes when no model is named
 VARIABLE_PREFIX = "HEADRACE_"
 CONFIG_FILE_VARIABLE = "HEADRACE_CONFIG"
 SIZE = {"size": True}  # marks a field whose text form may be "4GiB"
@@ -48,7 +50,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     model: Annotated[
         str | None,
-        Meta(description="GGUF file to serve; usually given as the MODEL argument", examples=["/srv/models/model.gguf"]),
+        Meta(
+            description="GGUF file to serve; usually given as the MODEL argument; unset: the small bundled one",
+            examples=["/srv/models/model.gguf"],
+        ),
     ] = None
     model_name: Annotated[
         str | None,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from svc.cli.loading import DEVICE_KEYS, load_bare, load_with_model
-from svc.cli.options import METADATA_KEYS, add_options
+from svc.cli.loading import DEVICE_KEYS, load_bare
+from svc.cli.options import METADATA_KEYS, add_options, load
 from svc.cli.progress import ProgressLine
 from svc.config import Config
 from svc.errors import ConfigError
@@ -89,7 +89,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    config = load_with_model(namespace, "headrace bench MODEL.gguf")
+    config = load(namespace)
     for name in ("prompt", "generate", "rounds"):
         if getattr(namespace, name) < 1:
             raise ConfigError(f"--{name} must be at least 1, not {getattr(namespace, name)}")

@@ -84,8 +84,6 @@ def _server(namespace: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
         yield namespace.url, namespace.api_key
         return
     config = load(namespace)
-    if config.model is None:
-        raise ConfigError("no model given: name a GGUF file (headrace chat MODEL.gguf) or a server (--url http://127.0.0.1:8080)")
     from svc.cli.local_server import LocalServer
 
     with LocalServer(config) as (url, key):

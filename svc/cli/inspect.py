@@ -11,7 +11,6 @@ from svc.compute.model_config import ModelConfig
 from svc.compute.opening import open_configured
 from svc.compute.weights.gguf_file import GgufFile
 from svc.config import Config
-from svc.errors import ConfigError
 from svc.machine import available_memory_bytes
 from svc.memory.auto_budget import resolve_budgets, weights_remark
 from svc.memory.plan import MemoryPlan, plan_memory
@@ -101,8 +100,6 @@ def add_command(commands: Any) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     config = load(namespace)
-    if config.model is None:
-        raise ConfigError("no model given: name a GGUF file (headrace inspect MODEL.gguf)")
     report = inspect_model(config, available_memory_bytes())
     print(msgspec.json.format(msgspec.json.encode(report)).decode() if namespace.json else render(report))
     return 0

@@ -1,13 +1,11 @@
 """A model and a device for commands that compute without a server: memory for exactly what they run, and no cache."""
 
-import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from svc.cli.options import load
 from svc.cli.progress import ProgressLine
 from svc.config import Config
-from svc.errors import ConfigError, MemoryBudgetError
+from svc.errors import MemoryBudgetError
 from svc.machine import available_memory_bytes
 from svc.memory.auto_budget import weights_remark
 from svc.memory.plan import MemoryPlan
@@ -17,14 +15,6 @@ if TYPE_CHECKING:  # slow to import: only when a model is really loaded
     from svc.compute.runner import ModelRunner
 
 DEVICE_KEYS = ("device", "threads", "activations", "kv_type", "page_tokens", "max_step_tokens")
-
-
-def load_with_model(namespace: argparse.Namespace, example: str) -> Config:
-    """The configuration; ConfigError with an `example` when nothing names a model."""
-    config = load(namespace)
-    if config.model is None:
-        raise ConfigError(f"no model given: name a GGUF file ({example})")
-    return config
 
 
 def load_bare(

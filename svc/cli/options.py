@@ -4,7 +4,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from svc.config import BY_KEY, CONFIG_FILE_VARIABLE, OPTIONS, Config, Option, load_config
+import msgspec
+
+from svc.config import BUNDLED_MODEL, BY_KEY, CONFIG_FILE_VARIABLE, OPTIONS, Config, Option, load_config
 
 MEMORY_KEYS = ("ctx", "kv_type", "page_tokens", "kv_bytes", "snapshot_bytes", "max_seats")
 METADATA_KEYS = (
@@ -33,11 +35,13 @@ def add_options(parser: argparse.ArgumentParser, keys: Sequence[str] | None = No
 
 
 def load(namespace: argparse.Namespace) -> Config:
-    """The merged configuration; warnings go to stderr. Raises ConfigError."""
+    """The merged configuration, with the bundled model where none is named; warnings go to stderr. Raises ConfigError."""
     given = {key: value for key, value in vars(namespace).items() if key in BY_KEY}
     loaded = load_config(file=namespace.config, flags=given)
     for warning in loaded.warnings:
         print(f"headrace: warning: {warning}", file=sys.stderr)
+    if loaded.config.model is None:
+        return msgspec.structs.replace(loaded.config, model=str(BUNDLED_MODEL))
     return loaded.config
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from svc.cli.loading import DEVICE_KEYS, load_bare, load_with_model
-from svc.cli.options import METADATA_KEYS, add_options
+from svc.cli.loading import DEVICE_KEYS, load_bare
+from svc.cli.options import METADATA_KEYS, add_options, load
 from svc.cli.progress import ProgressLine
 from svc.config import Config
 from svc.errors import ConfigError, ModelFileError
@@ -62,7 +62,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(namespace: argparse.Namespace) -> int:
-    config = load_with_model(namespace, "headrace perplexity MODEL.gguf FILE")
+    config = load(namespace)
     _check(namespace)
     report = measure(config, read_text(namespace.file), namespace.chunk, namespace.sequences, quiet=namespace.json)
     if namespace.json:

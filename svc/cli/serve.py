@@ -4,7 +4,6 @@ import argparse
 from typing import Any
 
 from svc.cli.options import add_options, load
-from svc.errors import ConfigError
 
 
 def add_command(commands: Any) -> None:
@@ -23,8 +22,6 @@ def add_command(commands: Any) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     config = load(namespace)
-    if config.model is None:
-        raise ConfigError("no model given: name a GGUF file (headrace serve MODEL.gguf, HEADRACE_MODEL or the key model)")
     from svc.app import run_server  # the server's libraries are slow to import: only now
 
     return run_server(config)

@@ -159,7 +159,6 @@ def test_refusal_does_not_end_a_session(typed: Callable[..., list[str]]) -> None
 @pytest.mark.parametrize(
     ("flags", "culprit"),
     [
-        ([], "headrace chat MODEL.gguf"),
         (["--url", "127.0.0.1:1"], "--url"),
         (["m.gguf", "--url", "http://127.0.0.1:1"], "not both"),
         (["/no/such/model.gguf"], "/no/such/model.gguf"),

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from svc.cli import build_parser, main
-from svc.config import OPTIONS
+from svc.cli.options import load
+from svc.config import BUNDLED_MODEL, OPTIONS
 
 
 def fails(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -44,10 +45,13 @@ def test_only_given_flags_are_passed_on() -> None:
     assert set(vars(build_parser().parse_args(["serve"]))) == {"run", "config"}
 
 
-def test_no_model_says_how_to_give_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """`headrace serve` alone explains itself."""
+def test_no_model_is_the_bundled_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command without MODEL works on the model that is shipped; a setting that names one wins."""
     monkeypatch.delenv("HEADRACE_MODEL", raising=False)
-    assert "headrace serve MODEL.gguf" in fails(["serve"], capsys)
+    assert load(build_parser().parse_args(["serve"])).model == str(BUNDLED_MODEL)
+    assert BUNDLED_MODEL.exists()
+    monkeypatch.setenv("HEADRACE_MODEL", "other.gguf")
+    assert load(build_parser().parse_args(["serve"])).model == "other.gguf"
 
 
 @pytest.mark.parametrize(

@@ -102,13 +102,6 @@ def test_mistakes(arguments: list[str], culprit: str, capsys: pytest.CaptureFixt
     assert captured.err.count("\n") == 1
 
 
-def test_no_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single argument is the text: the model is what is missing."""
-    monkeypatch.delenv("HEADRACE_MODEL", raising=False)
-    assert main(["perplexity", TEXT]) == 2
-    assert "headrace perplexity MODEL.gguf FILE" in capsys.readouterr().err
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
