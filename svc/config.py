@@ -268,6 +268,8 @@ def inapplicable(config: Config, model: ModelFacts, device: str) -> list[str]:
             sentences.append("capture_every_tokens does nothing: the model has no recurrent layers and resumes anywhere")
     if device == "reference" and config.threads:
         sentences.append("threads does nothing on the reference device: numpy chooses its own")
+    if device == "cuda" and config.threads:
+        sentences.append("threads does nothing on the cuda device: the GPU computes")
     if device != "cpu" and config.activations != BY_KEY["activations"].default:
         sentences.append(f"activations does nothing on the {device} device: only the cpu has the choice")
     return sentences

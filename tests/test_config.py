@@ -220,4 +220,5 @@ def test_inapplicable_options_are_named() -> None:
         "threads",
         "activations",
     ]
+    assert [sentence.split()[0] for sentence in inapplicable(config, hybrid, "cuda")] == ["threads", "activations"]
     assert inapplicable(Config(), attention_only, "reference") == []
