@@ -33,6 +33,7 @@ ALWAYS_INLINE ints quarter_rows(const uint8_t *row, size_t stride) {
     a = _mm512_inserti32x4(a, PIECE_OF(8), 2);
     return _mm512_inserti32x4(a, PIECE_OF(12), 3);
 }
+ALWAYS_INLINE ints i_repeat16(const int8_t *p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p)); }
 /* x where w >= 0, -x elsewhere */
 ALWAYS_INLINE ints i_sign(ints x, ints w) { return _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x); }
 #elif LANES_AVX2
@@ -57,6 +58,7 @@ ALWAYS_INLINE ints quarter_rows(const uint8_t *row, size_t stride) {
 #define PIECE_OF(r) _mm_loadu_si128((const __m128i *)(row + (r) * stride))
     return _mm256_inserti128_si256(_mm256_castsi128_si256(PIECE_OF(0)), PIECE_OF(4), 1);
 }
+ALWAYS_INLINE ints i_repeat16(const int8_t *p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p)); }
 ALWAYS_INLINE ints i_sign(ints x, ints w) { return _mm256_sign_epi8(x, w); }
 #endif
 
@@ -89,11 +91,19 @@ ALWAYS_INLINE ints i_pairs(ints sum, ints a, ints b) {
 ALWAYS_INLINE ints i_dot(ints sum, ints w, ints x) { return _mm512_dpbusd_epi32(sum, w, x); }
 #else
 #define DIRECT_DOT 0
+#endif
 ALWAYS_INLINE ints i_add16(ints a, ints b) { return OP(add_epi16)(a, b); }
 /* 16-bit sums of two products each: unsigned by signed bytes, and signed by signed. */
 ALWAYS_INLINE ints i_products(ints w, ints x) { return OP(maddubs_epi16)(w, x); }
 ALWAYS_INLINE ints i_signed_products(ints w, ints x) { return OP(maddubs_epi16)(OP(abs_epi8)(w), i_sign(x, w)); }
-#endif
+
+/* Quarters: a vector of 16 bytes (or 4 lanes) of each of the rows e, e + 4, ..., for e = 0 .. 3. */
+#define i_spread(a, e) OP(shuffle_epi32)(a, (e) * 0x55) /* lanes of all rows -> the lane of each row of quarter e, four times */
+ALWAYS_INLINE ints i_sum_quarters(const ints q[4]) {    /* the four lanes of each row added up: back to lanes of all rows */
+    ints ab = i_add(OP(unpacklo_epi32)(q[0], q[1]), OP(unpackhi_epi32)(q[0], q[1]));
+    ints cd = i_add(OP(unpacklo_epi32)(q[2], q[3]), OP(unpackhi_epi32)(q[2], q[3]));
+    return i_add(OP(unpacklo_epi64)(ab, cd), OP(unpackhi_epi64)(ab, cd));
+}
 
 /* 16 bytes of each of INT_LANES rows, `stride` apart -> lane r of out[j] = the j-th 32 bits of row r. */
 ALWAYS_INLINE void transpose_piece(const uint8_t *rows, size_t stride, ints out[4]) {

@@ -9,7 +9,7 @@
  * while it is applied to all tokens. */
 #include "int_matmul.h"
 
-#include "int_lanes.h"
+#include "int_unpack.h"
 #include "lane_math.h"
 
 enum { Q4_0 = 2, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, IQ4_NL = 20, IQ4_XS = 23, MXFP4 = 39 };
@@ -88,191 +88,6 @@ void int_quantize(const float *x, int block, int cols, void *out) {
     }
 }
 
-/* -- unpacking -------------------------------------------------------------------------------------------------------------------- */
-
-typedef struct {
-    _Alignas(64) uint8_t w[64][INT_ROWS][4]; /* columns 4 i .. 4 i + 3 of each row */
-    int32_t scale[16][INT_ROWS];             /* of each group, for add_scaled */
-    int32_t pair[8][INT_ROWS];               /* of groups 2 i and 2 i + 1 in halves: what multiplies their sums of activations */
-    float d[INT_ROWS], dmin[INT_ROWS];
-} tile;
-
-#define EACH_BYTE(x) i_set1((x) * 0x01010101)
-
-/* Signed values: an unsigned factor is wanted where four products are added at once, and 128 times the sum is taken off later. */
-#define SIGNED_BYTES(w) (DIRECT_DOT ? i_xor(w, i_set1((int32_t)0x80808080)) : (w))
-
-/* A scale as `add_scaled` wants it. */
-ALWAYS_INLINE void store_scale(tile *t, int group, int lane, ints scale) {
-    i_store(t->scale[group] + lane, DIRECT_DOT ? scale : i_or(i_and(scale, i_set1(0xffff)), i_left(scale, 16)));
-}
-
-ALWAYS_INLINE void store_pair(tile *t, int i, int lane, ints first, ints second) {
-    i_store(t->pair[i] + lane, i_or(i_and(first, i_set1(0xffff)), i_left(second, 16)));
-}
-
-/* The half at the beginning of 16 bytes of each row. */
-ALWAYS_INLINE floats first_halves(const uint8_t *rows, size_t stride) {
-    ints piece[4];
-    transpose_piece(rows, stride, piece);
-    return i_halves(i_and(piece[0], i_set1(0xffff)));
-}
-
-/* The head of a block of Q4_K and Q5_K: d, dmin, and eight scales and minimums of six bits. */
-ALWAYS_INLINE void unpack_scales(const uint8_t *rows, size_t stride, tile *t, int lane) {
-    ints head[4], six = EACH_BYTE(0x3f), four = EACH_BYTE(0x0f), two = EACH_BYTE(0x30);
-    transpose_piece(rows, stride, head);
-    f_store(t->d + lane, i_halves(i_and(head[0], i_set1(0xffff))));
-    f_store(t->dmin + lane, i_halves(i_right(head[0], 16)));
-    ints scales[2] = {i_and(head[1], six), i_or(i_and(head[3], four), i_and(i_right(head[1], 2), two))};
-    ints minimums[2] = {i_and(head[2], six), i_or(i_and(i_right(head[3], 4), four), i_and(i_right(head[2], 2), two))};
-    ints byte = i_set1(255);
-    UNROLL
-    for (int half = 0; half < 2; half++) {
-        ints s = scales[half], m = minimums[half];
-        store_scale(t, 4 * half, lane, i_and(s, byte));
-        store_scale(t, 4 * half + 1, lane, i_and(i_right(s, 8), byte));
-        store_scale(t, 4 * half + 2, lane, i_and(i_right(s, 16), byte));
-        store_scale(t, 4 * half + 3, lane, i_right(s, 24));
-        store_pair(t, 2 * half, lane, i_and(m, byte), i_and(i_right(m, 8), byte));
-        store_pair(t, 2 * half + 1, lane, i_and(i_right(m, 16), byte), i_right(m, 24));
-    }
-}
-
-ALWAYS_INLINE void unpack_q4_k(const uint8_t *rows, size_t stride, tile *t, int lane) {
-    ints four = EACH_BYTE(0x0f), piece[4];
-    unpack_scales(rows, stride, t, lane);
-    UNROLL
-    for (int p = 0; p < 8; p++) {
-        transpose_piece(rows + 16 + 16 * p, stride, piece);
-        UNROLL
-        for (int j = 0; j < 4; j++) {
-            uint8_t(*w)[INT_ROWS][4] = t->w + p / 2 * 16 + p % 2 * 4 + j;
-            i_store(w[0][lane], i_and(piece[j], four));
-            i_store(w[8][lane], i_and(i_right(piece[j], 4), four));
-        }
-    }
-}
-
-ALWAYS_INLINE void unpack_q5_k(const uint8_t *rows, size_t stride, tile *t, int lane) {
-    ints four = EACH_BYTE(0x0f), one = EACH_BYTE(0x10), high[8], piece[4];
-    unpack_scales(rows, stride, t, lane);
-    transpose_piece(rows + 16, stride, high);
-    transpose_piece(rows + 32, stride, high + 4);
-    UNROLL
-    for (int p = 0; p < 8; p++) { /* bit 2 (p / 2) of `high` goes with the low nibbles, the next one with the high nibbles */
-        transpose_piece(rows + 48 + 16 * p, stride, piece);
-        UNROLL
-        for (int j = 0; j < 4; j++) {
-            uint8_t(*w)[INT_ROWS][4] = t->w + p / 2 * 16 + p % 2 * 4 + j;
-            ints bits = high[p % 2 * 4 + j];
-            i_store(w[0][lane], i_or(i_and(piece[j], four), i_and(p / 2 < 2 ? i_left(bits, 4 - p / 2 * 2) : i_right(bits, p / 2 * 2 - 4), one)));
-            i_store(w[8][lane], i_or(i_and(i_right(piece[j], 4), four),
-                                     i_and(p / 2 < 2 ? i_left(bits, 3 - p / 2 * 2) : i_right(bits, p / 2 * 2 - 3), one)));
-        }
-    }
-}
-
-ALWAYS_INLINE void unpack_q6_k(const uint8_t *rows, size_t stride, tile *t, int lane) {
-    ints four = EACH_BYTE(0x0f), two = EACH_BYTE(0x30), scales[4];
-    UNROLL
-    for (int p = 0; p < 4; p++) { /* 16 bytes of `high` serve four times 16 columns */
-        int half = p / 2, part = p % 2;
-        ints low[4], low_next[4], high[4];
-        transpose_piece(rows + 64 * half + 16 * part, stride, low);
-        transpose_piece(rows + 64 * half + 32 + 16 * part, stride, low_next);
-        transpose_piece(rows + 128 + 32 * half + 16 * part, stride, high);
-        UNROLL
-        for (int j = 0; j < 4; j++) {
-            uint8_t(*w)[INT_ROWS][4] = t->w + 32 * half + 4 * part + j;
-            i_store(w[0][lane], i_or(i_and(low[j], four), i_and(i_left(high[j], 4), two)));
-            i_store(w[8][lane], i_or(i_and(low_next[j], four), i_and(i_left(high[j], 2), two)));
-            i_store(w[16][lane], i_or(i_and(i_right(low[j], 4), four), i_and(high[j], two)));
-            i_store(w[24][lane], i_or(i_and(i_right(low_next[j], 4), four), i_and(i_right(high[j], 2), two)));
-        }
-    }
-    transpose_piece(rows + 192, stride, scales);
-    UNROLL
-    for (int i = 0; i < 4; i++) {
-        ints s[4] = {i_right_signed(i_left(scales[i], 24), 24), i_right_signed(i_left(scales[i], 16), 24),
-                     i_right_signed(i_left(scales[i], 8), 24), i_right_signed(scales[i], 24)};
-        UNROLL
-        for (int k = 0; k < 4; k++) {
-            store_scale(t, 4 * i + k, lane, s[k]);
-        }
-        store_pair(t, 2 * i, lane, s[0], s[1]);
-        store_pair(t, 2 * i + 1, lane, s[2], s[3]);
-    }
-    transpose_piece(rows + 194, stride, scales); /* the half is the end of a block, and nothing behind it may be read */
-    f_store(t->d + lane, i_halves(i_right(scales[3], 16)));
-}
-
-ALWAYS_INLINE void unpack_q8_0(const uint8_t *rows, size_t stride, tile *t, int lane) {
-    UNROLL
-    for (int p = 0; p < 2; p++) {
-        ints piece[4];
-        transpose_piece(rows + 2 + 16 * p, stride, piece);
-        UNROLL
-        for (int j = 0; j < 4; j++) {
-            i_store(t->w[4 * p + j][lane], SIGNED_BYTES(piece[j]));
-        }
-    }
-    f_store(t->d + lane, first_halves(rows, stride));
-}
-
-/* Sixteen bytes of nibbles: the low ones are the first 16 columns of a group, the high ones the others. */
-ALWAYS_INLINE void unpack_nibbles(const uint8_t *rows, size_t stride, const int8_t *table, ints flip, uint8_t (*w)[INT_ROWS][4], int lane) {
-    ints four = EACH_BYTE(0x0f), piece[4];
-    transpose_piece(rows, stride, piece);
-    UNROLL
-    for (int j = 0; j < 4; j++) {
-        ints low = i_and(piece[j], four), high = i_and(i_right(piece[j], 4), four);
-        i_store(w[j][lane], table ? i_xor(i_lookup(table, low), flip) : low);
-        i_store(w[4 + j][lane], table ? i_xor(i_lookup(table, high), flip) : high);
-    }
-}
-
-ALWAYS_INLINE void unpack_q4_0(const uint8_t *rows, size_t stride, tile *t, int lane) {
-    unpack_nibbles(rows + 2, stride, NULL, i_set1(0), t->w, lane);
-    f_store(t->d + lane, first_halves(rows, stride));
-}
-
-static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-
-ALWAYS_INLINE void unpack_iq4_nl(const uint8_t *rows, size_t stride, tile *t, int lane) {
-    unpack_nibbles(rows + 2, stride, iq4_values, SIGNED_BYTES(i_set1(0)), t->w, lane);
-    f_store(t->d + lane, first_halves(rows, stride));
-}
-
-/* Doubled E2M1 numbers, plus 12. */
-static const int8_t e2m1_values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
-
-ALWAYS_INLINE void unpack_mxfp4(const uint8_t *rows, size_t stride, tile *t, int lane) {
-    unpack_nibbles(rows + 1, stride, e2m1_values, i_set1(0), t->w, lane);
-    for (size_t r = 0; r < INT_LANES; r++) { /* half of 2^(e - 127), since the values are doubled; the two smallest are subnormal */
-        uint32_t e = rows[r * stride];
-        t->d[(size_t)lane + r] = bits_to_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
-    }
-}
-
-ALWAYS_INLINE void unpack_iq4_xs(const uint8_t *rows, size_t stride, tile *t, int lane) {
-    ints head[4], offset = i_set1(32);
-    transpose_piece(rows, stride, head); /* d, the high bits of the scales, four bytes of low bits; the rest is the first group's */
-    f_store(t->d + lane, i_halves(i_and(head[0], i_set1(0xffff))));
-    ints high = i_right(head[0], 16), scales[8];
-    UNROLL
-    for (int group = 0; group < 8; group++) {
-        ints low = i_and(i_right(head[1], 4 * group), i_set1(15)), top = i_and(i_right(high, 2 * group), i_set1(3));
-        scales[group] = i_sub(i_or(low, i_left(top, 4)), offset);
-        store_scale(t, group, lane, scales[group]);
-        unpack_nibbles(rows + 8 + 16 * group, stride, iq4_values, SIGNED_BYTES(i_set1(0)), t->w + 8 * group, lane);
-    }
-    UNROLL
-    for (int i = 0; i < 4; i++) {
-        store_pair(t, i, lane, scales[2 * i], scales[2 * i + 1]);
-    }
-}
-
 /* -- a block of 16 rows by some tokens ------------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -332,43 +147,43 @@ ALWAYS_INLINE void add_scaled(kind k, int n, int steps, const uint8_t (*w)[INT_R
 #endif
 }
 
+/* The end of the chain of a block of 256: `isum` counts `offset` too much in every weight. */
+ALWAYS_INLINE void join_256(kind k, const tile *t, int lane, const block256 *b, int offset, ints isum, float *sums) {
+    ints msum = i_set1(0);
+    if (k.minimums || offset) {
+        UNROLL
+        for (int pair = 0; pair < k.groups / 2; pair++) {
+            int32_t two;
+            memcpy(&two, (k.groups == 16 ? b->sums16 : b->sums32) + 2 * pair, sizeof two);
+            msum = i_pairs(msum, i_load(t->pair[pair] + lane), i_set1(two));
+        }
+    }
+    if (offset) {
+        isum = i_sub(isum, i_mul(msum, i_set1(offset)));
+    }
+    floats value = f_mul(f_load(t->d + lane), i_floats(isum));
+    if (k.minimums) {
+        value = f_minus_madd(f_load(t->dmin + lane), i_floats(msum), value);
+    }
+    f_store(sums + lane, f_madd(f_set1(b->d), value, f_load(sums + lane)));
+}
+
 ALWAYS_INLINE void apply_256(kind k, int n, const tile *t, int lane, const uint8_t *const *blocks, float *const *sums) {
     const int8_t *x[4];
-    ints isum[4], msum[4];
+    ints isum[4];
     UNROLL
     for (int i = 0; i < n; i++) {
         x[i] = ((const block256 *)blocks[i])->q;
-        isum[i] = msum[i] = i_set1(0);
+        isum[i] = i_set1(0);
     }
     int steps = 64 / k.groups;
     for (int group = 0; group < k.groups; group++) {
         const uint8_t(*w)[INT_ROWS][4] = (const uint8_t(*)[INT_ROWS][4])(t->w[group * steps] + lane);
         add_scaled(k, n, steps, w, x, 4 * (size_t)(group * steps), i_load(t->scale[group] + lane), isum);
     }
-    if (k.minimums || OFFSET(k)) {
-        UNROLL
-        for (int pair = 0; pair < k.groups / 2; pair++) {
-            ints factors = i_load(t->pair[pair] + lane);
-            UNROLL
-            for (int i = 0; i < n; i++) {
-                const block256 *b = (const block256 *)blocks[i];
-                int32_t two;
-                memcpy(&two, (k.groups == 16 ? b->sums16 : b->sums32) + 2 * pair, sizeof two);
-                msum[i] = i_pairs(msum[i], factors, i_set1(two));
-            }
-        }
-    }
-    floats d = f_load(t->d + lane);
     UNROLL
     for (int i = 0; i < n; i++) {
-        if (OFFSET(k)) {
-            isum[i] = i_sub(isum[i], i_mul(msum[i], i_set1(OFFSET(k))));
-        }
-        floats value = f_mul(d, i_floats(isum[i]));
-        if (k.minimums) {
-            value = f_minus_madd(f_load(t->dmin + lane), i_floats(msum[i]), value);
-        }
-        f_store(sums[i] + lane, f_madd(f_set1(((const block256 *)blocks[i])->d), value, f_load(sums[i] + lane)));
+        join_256(k, t, lane, (const block256 *)blocks[i], OFFSET(k), isum[i], sums[i]);
     }
 }
 
@@ -390,6 +205,84 @@ ALWAYS_INLINE void apply_32(kind k, int n, const tile *t, int lane, const uint8_
     }
 }
 
+/* -- one token ---------------------------------------------------------------------------------------------------------------------
+ * With one token a tile is used once, and most of the time would go into transposing it. Here 16 bytes of a row stay together, four
+ * rows (two in AVX2) in a vector; only sums are transposed. The same integers come out. */
+
+#if INT_LANES > 1
+/* The scale of a group for the rows of quarter e, in both halves of each lane. */
+#define QUARTER_SCALE(t, group, lane, e) i_spread(both_halves(i_load((t)->scale[group] + (lane))), e)
+
+ALWAYS_INLINE ints both_halves(ints scale) {
+    return DIRECT_DOT ? i_or(i_and(scale, i_set1(0xffff)), i_left(scale, 16)) : scale;
+}
+
+ALWAYS_INLINE ints two_pieces(ints w0, ints w1, const int8_t *x) {
+    return i_add16(i_products(w0, i_repeat16(x)), i_products(w1, i_repeat16(x + 16)));
+}
+
+/* isum of quarter e of a block of Q4_K (fifth = 0) or Q5_K (1). */
+ALWAYS_INLINE ints quarter_4_5(int fifth, const uint8_t *row, size_t stride, const tile *t, int lane, const int8_t *x, const int e) {
+    ints four = EACH_BYTE(0x0f), one = EACH_BYTE(0x10), sum = i_set1(0), high[2] = {sum, sum};
+    UNROLL
+    for (int i = 0; fifth && i < 2; i++) {
+        high[i] = quarter_rows(row + 16 + 16 * i, stride);
+    }
+    const uint8_t *nibbles = row + (fifth ? 48 : 16);
+    UNROLL
+    for (int p = 0; p < 4; p++) {
+        ints low_w[2], high_w[2];
+        UNROLL
+        for (int i = 0; i < 2; i++) {
+            ints w = quarter_rows(nibbles + 32 * p + 16 * i, stride);
+            low_w[i] = i_and(w, four), high_w[i] = i_and(i_right(w, 4), four);
+            if (fifth) {
+                low_w[i] = i_or(low_w[i], i_and(p < 2 ? i_left(high[i], 4 - 2 * p) : i_right(high[i], 2 * p - 4), one));
+                high_w[i] = i_or(high_w[i], i_and(p < 2 ? i_left(high[i], 3 - 2 * p) : i_right(high[i], 2 * p - 3), one));
+            }
+        }
+        sum = i_pairs(sum, two_pieces(low_w[0], low_w[1], x + 64 * p), QUARTER_SCALE(t, 2 * p, lane, e));
+        sum = i_pairs(sum, two_pieces(high_w[0], high_w[1], x + 64 * p + 32), QUARTER_SCALE(t, 2 * p + 1, lane, e));
+    }
+    return sum;
+}
+
+ALWAYS_INLINE ints quarter_6(const uint8_t *row, size_t stride, const tile *t, int lane, const int8_t *x, const int e) {
+    ints four = EACH_BYTE(0x0f), two = EACH_BYTE(0x30), sum = i_set1(0);
+    UNROLL
+    for (int p = 0; p < 4; p++) {
+        int first = p / 2 * 8 + p % 2; /* group of 16 columns; three more follow, two apart */
+        ints low = quarter_rows(row + 64 * (p / 2) + 16 * (p % 2), stride), next = quarter_rows(row + 64 * (p / 2) + 32 + 16 * (p % 2), stride);
+        ints high = quarter_rows(row + 128 + 16 * p, stride);
+        ints w[4] = {i_or(i_and(low, four), i_and(i_left(high, 4), two)), i_or(i_and(next, four), i_and(i_left(high, 2), two)),
+                     i_or(i_and(i_right(low, 4), four), i_and(high, two)), i_or(i_and(i_right(next, 4), four), i_and(i_right(high, 2), two))};
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+            int group = first + 2 * i;
+            sum = i_pairs(sum, i_products(w[i], i_repeat16(x + 16 * group)), QUARTER_SCALE(t, group, lane, e));
+        }
+    }
+    return sum;
+}
+
+#define ONE_TOKEN(name, unpack_head, quarter)                                                                                        \
+    ALWAYS_INLINE ints one_##name(const uint8_t *rows, size_t stride, tile *t, int lane, const int8_t *x) {                          \
+        unpack_head(rows, stride, t, lane);                                                                                         \
+        ints sums[4] = {quarter(rows, stride, t, lane, x, 0), quarter(rows + stride, stride, t, lane, x, 1),                         \
+                        quarter(rows + 2 * stride, stride, t, lane, x, 2), quarter(rows + 3 * stride, stride, t, lane, x, 3)};       \
+        return i_sum_quarters(sums);                                                                                                \
+    }
+#define QUARTER_Q4_K(...) quarter_4_5(0, __VA_ARGS__)
+#define QUARTER_Q5_K(...) quarter_4_5(1, __VA_ARGS__)
+ONE_TOKEN(q4_k, unpack_scales, QUARTER_Q4_K)
+ONE_TOKEN(q5_k, unpack_scales, QUARTER_Q5_K)
+ONE_TOKEN(q6_k, unpack_q6_k_scales, quarter_6)
+#else
+#define one_q4_k NULL
+#define one_q5_k NULL
+#define one_q6_k NULL
+#endif
+
 /* -- a tile of a product ----------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -403,6 +296,7 @@ typedef struct {
 } tile_job;
 
 typedef void (*unpack_fn)(const uint8_t *rows, size_t stride, tile *t, int lane);
+typedef ints (*one_token_fn)(const uint8_t *rows, size_t stride, tile *t, int lane, const int8_t *x);
 
 ALWAYS_INLINE void apply(kind k, int n, const tile_job *j, const tile *t, size_t block, int token) {
     const uint8_t *blocks[4];
@@ -423,8 +317,18 @@ ALWAYS_INLINE void apply(kind k, int n, const tile_job *j, const tile *t, size_t
     }
 }
 
-ALWAYS_INLINE void run_tile(kind k, size_t block_bytes, unpack_fn unpack, const tile_job *j) {
+ALWAYS_INLINE void run_tile(kind k, size_t block_bytes, unpack_fn unpack, one_token_fn one, const tile_job *j) {
     tile t;
+    if (one && j->num_tokens == 1) {
+        const block256 *b = (const block256 *)(j->x + (size_t)(j->gather ? j->gather[j->first_token] : j->first_token) * j->row_bytes);
+        for (size_t block = 0; block < (size_t)j->num_blocks; block++, b++) {
+            for (int lane = 0; lane < INT_ROWS; lane += INT_LANES) {
+                ints isum = one(j->rows + block * block_bytes + (size_t)lane * j->stride, j->stride, &t, lane, b->q);
+                join_256(k, &t, lane, b, k.offset, isum, j->sums);
+            }
+        }
+        return;
+    }
     for (size_t block = 0; block < (size_t)j->num_blocks; block++) {
         for (int lane = 0; lane < INT_ROWS; lane += INT_LANES) {
             unpack(j->rows + block * block_bytes + (size_t)lane * j->stride, j->stride, &t, lane);
@@ -444,16 +348,16 @@ ALWAYS_INLINE void run_tile(kind k, size_t block_bytes, unpack_fn unpack, const 
 }
 
 /* unchecked: 2 x largest byte x 127 x steps stays below 32768. */
-#define TILE_KERNEL(name, bytes, ...) \
-    static void run_##name(const tile_job *j) { run_tile((kind){__VA_ARGS__}, bytes, unpack_##name, j); }
-TILE_KERNEL(q4_k, 144, .block = 256, .groups = 8, .unchecked = 8, .minimums = 1)
-TILE_KERNEL(q5_k, 176, .block = 256, .groups = 8, .unchecked = 4, .minimums = 1)
-TILE_KERNEL(q6_k, 210, .block = 256, .groups = 16, .unchecked = 2, .offset = 32)
-TILE_KERNEL(q8_0, 34, .block = 32, .groups = 1, .unchecked = 1, .is_signed = 1, .offset = 128)
-TILE_KERNEL(q4_0, 18, .block = 32, .groups = 1, .unchecked = 8, .offset = 8)
-TILE_KERNEL(iq4_nl, 18, .block = 32, .groups = 1, .unchecked = 1, .is_signed = 1, .offset = 128)
-TILE_KERNEL(mxfp4, 17, .block = 32, .groups = 1, .unchecked = 4, .offset = 12)
-TILE_KERNEL(iq4_xs, 136, .block = 256, .groups = 8, .unchecked = 1, .is_signed = 1, .offset = 128)
+#define TILE_KERNEL(name, bytes, one, ...) \
+    static void run_##name(const tile_job *j) { run_tile((kind){__VA_ARGS__}, bytes, unpack_##name, one, j); }
+TILE_KERNEL(q4_k, 144, one_q4_k, .block = 256, .groups = 8, .unchecked = 8, .minimums = 1)
+TILE_KERNEL(q5_k, 176, one_q5_k, .block = 256, .groups = 8, .unchecked = 4, .minimums = 1)
+TILE_KERNEL(q6_k, 210, one_q6_k, .block = 256, .groups = 16, .unchecked = 2, .offset = 32)
+TILE_KERNEL(q8_0, 34, NULL, .block = 32, .groups = 1, .unchecked = 1, .is_signed = 1, .offset = 128)
+TILE_KERNEL(q4_0, 18, NULL, .block = 32, .groups = 1, .unchecked = 8, .offset = 8)
+TILE_KERNEL(iq4_nl, 18, NULL, .block = 32, .groups = 1, .unchecked = 1, .is_signed = 1, .offset = 128)
+TILE_KERNEL(mxfp4, 17, NULL, .block = 32, .groups = 1, .unchecked = 4, .offset = 12)
+TILE_KERNEL(iq4_xs, 136, NULL, .block = 256, .groups = 8, .unchecked = 1, .is_signed = 1, .offset = 128)
 
 static void run_type(int type, const tile_job *j) {
     switch (type) {
