@@ -9,12 +9,19 @@ import pytest
 from svc.compute.arch import load_model
 from svc.compute.cpu.ops import CpuOps
 from svc.compute.runner import ModelRunner, open_model
+from svc.config import BUNDLED_MODEL
 from svc.memory.plan import MemoryPlan
 from tests.slots.harness import Driver
 
 MODELS = Path(__file__).parents[1] / "data" / "gguf"
 # A file, or a file and the activations.
-HYBRID_MODELS = ["tiny-qwen35moe-Q4_K_M", "tiny-qwen35moe-Q4_K_M int8", "tiny-qwen3next-Q4_K_M", "tiny-qwen35-hd128-bf16"]
+HYBRID_MODELS = [
+    BUNDLED_MODEL.stem,
+    "tiny-qwen35moe-Q4_K_M",
+    "tiny-qwen35moe-Q4_K_M int8",
+    "tiny-qwen3next-Q4_K_M",
+    "tiny-qwen35-hd128-bf16",
+]
 ALL_MODELS = [*HYBRID_MODELS, "tiny-qwen3-Q8_0"]
 
 
@@ -41,7 +48,7 @@ def fresh() -> Callable[..., Driver]:
         setting = Setting(**changes)  # type: ignore[arg-type]
         file, _, activations = model.partition(" ")
         ops = CpuOps(setting.threads, activations=activations or "float", level=setting.level, poison=True)  # type: ignore[arg-type]
-        config, source = open_model(MODELS / f"{file}.gguf")
+        config, source = open_model(BUNDLED_MODEL if file == BUNDLED_MODEL.stem else MODELS / f"{file}.gguf")
         layout = config.memory_layout(setting.page_tokens, setting.kv_type)
         plan = MemoryPlan(layout, setting.num_pages, setting.num_rows, setting.num_cells)
         runners.append(ModelRunner(load_model(source, config, ops), ops, plan, setting.max_step_tokens))

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -46,12 +45,13 @@ class Reply:
 class Server:
     """`async with Server("--ctx", "8192") as server`: a fresh process on a free port, gone afterwards."""
 
-    def __init__(self, *flags: str, model: Path = MODEL) -> None:
+    model = MODEL
+
+    def __init__(self, *flags: str) -> None:
         self._flags = flags
-        self._model = model
 
     async def __aenter__(self) -> "Server":
-        self.process = ServerProcess(self._model, *self._flags)
+        self.process = ServerProcess(self.model, *self._flags)
         await asyncio.to_thread(self.process.__enter__)
         self.url = self.process.url
         self._session = aiohttp.ClientSession(self.url, timeout=aiohttp.ClientTimeout(total=300))

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from svc.config import BUNDLED_MODEL
 from tests.e2e.server_process import ROOT
-from tests.scenarios.server import MESSAGE_OPENER, Message, Reply, Server, common_prefix, message, message_starts
+from tests.scenarios.server import MESSAGE_OPENER, MODEL, Message, Reply, Server, common_prefix, message, message_starts
 
 HEADER_TOKENS = 3  # opener, role, newline
 Ratio = Callable[[Reply, int], None]
@@ -58,6 +59,16 @@ def conversation(turns: int) -> list[Message]:
     return messages[:-1]
 
 
+@pytest.fixture
+def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model of all servers of a test."""
+    monkeypatch.setattr(Server, "model", request.param)
+
+
+on_both_models = pytest.mark.parametrize("served", [MODEL, BUNDLED_MODEL], ids=["tiny", "bundled"], indirect=True)
+"""On random weights and on the trained model that is shipped."""
+
+
 async def opener(server: Server) -> int:
     _, answer = await server.status("/tokenize", {"content": MESSAGE_OPENER, "parse_special": True})
     assert len(answer["tokens"]) == 1
@@ -72,6 +83,8 @@ async def cold(*flags: str, **chat: Any) -> Reply:
     return reply
 
 
+@pytest.mark.usefixtures("served")
+@on_both_models
 async def test_01_the_identical_prompt_twice(ratio: Ratio) -> None:
     """cached == n, same bits."""
     async with Server() as server:
@@ -84,6 +97,8 @@ async def test_01_the_identical_prompt_twice(ratio: Ratio) -> None:
     ratio(again, 0)
 
 
+@pytest.mark.usefixtures("served")
+@on_both_models
 async def test_02_last_user_message_edited(ratio: Ratio) -> None:
     """Everything before that message is reused: cached is the index of its role header."""
     messages = conversation(6)
@@ -96,6 +111,8 @@ async def test_02_last_user_message_edited(ratio: Ratio) -> None:
     ratio(reply, reply.prompt_tokens - start)
 
 
+@pytest.mark.usefixtures("served")
+@on_both_models
 async def test_03_regenerate_three_times(ratio: Ratio) -> None:
     """cached == n each time, other sampling parameters included."""
     async with Server() as server:
@@ -107,6 +124,8 @@ async def test_03_regenerate_three_times(ratio: Ratio) -> None:
         assert (await server.chat(conversation(4))).bits == first.bits
 
 
+@pytest.mark.usefixtures("served")
+@on_both_models
 async def test_04_branch_and_back(ratio: Ratio) -> None:
     """Conversation A, a branch B from its third message, then A again: A still whole."""
     messages = conversation(4)
@@ -123,6 +142,8 @@ async def test_04_branch_and_back(ratio: Ratio) -> None:
     ratio(again, 0)
 
 
+@pytest.mark.usefixtures("served")
+@on_both_models
 async def test_05_four_agents_at_once_on_one_system_prompt(ratio: Ratio) -> None:
     """Cold: the first computes the common prefix, the rest join exactly there; answers equal solo ones."""
     system = message("system", words(500))
@@ -158,6 +179,8 @@ async def test_06_cut_off_half_way_through_prefill(ratio: Ratio) -> None:
     ratio(reply, 15_000 - stopped)
 
 
+@pytest.mark.usefixtures("served")
+@on_both_models
 async def test_07_cut_off_in_mid_answer(ratio: Ratio) -> None:
     """The same prompt again: all of it reused, the answer equal to cold; continuing the partial answer reuses it too."""
     prompt = ids(200)
@@ -239,6 +262,8 @@ async def test_12_two_long_prompts_at_once() -> None:
     assert together <= 1.2 * one_after_the_other
 
 
+@pytest.mark.usefixtures("served")
+@on_both_models
 async def test_13_history_comes_back_without_the_reasoning(ratio: Ratio) -> None:
     """A thinking template: the answer comes back without its think part; reused up to the start of that answer."""
     flags = ("--chat-template-file", str(THINKING_TEMPLATE))
