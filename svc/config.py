@@ -114,7 +114,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     activations: Annotated[
         Literal["float", "int8"],
         Meta(
-            description="what is multiplied with quantized weights on the cpu device: float, or int8 (rounded per token and block: faster)"
+            description="what is multiplied with quantized weights on the cpu device: float, or int8 "
+            "(rounded per token and block: faster)"
         ),
     ] = "float"
     ctx: Annotated[
