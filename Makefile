@@ -54,6 +54,12 @@ fmt: $(VENV)/.installed-dev ## format and repair what ruff can
 test-slow: $(VENV)/.installed-dev ## every test, the slow ones too (ARGS= goes to pytest)
 	@$(BIN)/python -m pytest $(ARGS)
 
+.PHONY: test-gpu
+test-gpu: $(VENV)/.installed-dev ## the CUDA tests on this machine's NVIDIA GPU (installs CuPy)
+	@$(PIP) --editable '.[cuda]'
+	@$(BIN)/python -c 'from svc.compute.cuda.cupy_device import open_cupy_device; print(open_cupy_device())'
+	@$(BIN)/python -m pytest tests/cuda_src tests/kernels tests/compute/cuda -k "cuda and not emulated" $(ARGS)
+
 .PHONY: bench
 bench: $(VENV)/.installed-dev ## run the benchmarks in tests/bench (ARGS= goes to each)
 	@for bench in $(BENCHMARKS); do echo "== $$bench"; PYTHONPATH=. $(BIN)/python "$$bench" $(ARGS) || exit 1; done

@@ -1,6 +1,5 @@
 """`device`: a test that takes it runs in all thread orders of the emulator, in its checked build, and on a GPU if there is one."""
 
-import importlib.util
 from functools import partial
 from typing import Any
 
@@ -8,9 +7,9 @@ import pytest
 
 from svc.compute.cuda.cupy_device import open_cupy_device
 from svc.compute.cuda.device import Device
-from svc.errors import BackendUnavailableError
 from tests.cuda_emulator.build import have_compiler
 from tests.cuda_emulator.device import EmulatedDevice
+from tests.kernels.cuda import have_gpu
 
 DEVICES: dict[str, Any] = {
     "forward": EmulatedDevice,
@@ -22,7 +21,7 @@ DEVICES: dict[str, Any] = {
     "checked": partial(EmulatedDevice, build="checked"),
     "checked reverse": partial(EmulatedDevice, build="checked", order="reverse"),
 }
-if importlib.util.find_spec("cupy"):
+if have_gpu():
     DEVICES["cuda"] = open_cupy_device
 
 
@@ -30,8 +29,5 @@ if importlib.util.find_spec("cupy"):
 def device(request: pytest.FixtureRequest) -> Device:
     if request.param != "cuda" and not have_compiler():
         pytest.skip("the CUDA emulator needs g++")
-    try:
-        made: Device = DEVICES[request.param]()
-    except BackendUnavailableError as error:
-        pytest.skip(f"no GPU: {error}")
+    made: Device = DEVICES[request.param]()
     return made
