@@ -240,7 +240,7 @@ def read_tokenizer(opened: OpenedModel) -> Tokenizer:
 
 def choose_ops(config: Config, logger: Logger) -> Ops:
     """The room that computes. `auto` is a GPU where CuPy and one are there, else the C kernels where they were built, else the
-    reference, each with one clear warning where it is worth one."""
+    reference, with one clear warning."""
     from svc.compute.reference.ops import ReferenceOps
 
     if config.device == "reference":
@@ -251,7 +251,7 @@ def choose_ops(config: Config, logger: Logger) -> Ops:
         try:
             return _open_cuda("cuda")
         except BackendUnavailableError as error:
-            logger.warning("no_cuda", reason=f"{error}; the cpu computes instead")
+            logger.info("no_cuda", reason=f"{error}; the cpu computes instead")  # "auto" asks for nothing that is missing
     try:
         from svc.compute.cpu.ops import CpuOps
 
