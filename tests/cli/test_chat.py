@@ -29,8 +29,13 @@ def server() -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def typed(server: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
+def typed(
+    server: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., list[str]]]:
     """`typed(lines)`: a session at a terminal -> what each line had printed before the next one was read; stderr is shown last."""
+
+    # A process started in the background of a shell inherits that it ignores Ctrl-C; at a terminal it does not.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def session(lines: list[str | type[BaseException]], *flags: str) -> list[str]:
         printed: list[str] = []
@@ -53,7 +58,8 @@ def typed(server: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         captured = capsys.readouterr()
         return [*printed[1:], captured.out, complaints + captured.err]
 
-    return session
+    yield session
+    signal.signal(signal.SIGINT, before)
 
 
 def piped(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
