@@ -1,6 +1,6 @@
-// The recurrence of a Gated DeltaNet layer for sequences with few tokens (decode, draft checks), from the raw projections to the reads o:
-// convolution, SiLU, L2 norms, gates and the delta rule in one launch. The state is read once and written once, whatever the number of
-// tokens, and lives in registers in between.
+// The recurrence of a Gated DeltaNet layer token by token (decode, draft checks), from the raw projections to the reads o: convolution,
+// SiLU, L2 norms, gates and the delta rule in one launch. The state is read once and written once for every STEP_TOKENS tokens and lives
+// in registers in between, so no bit depends on how a text was cut: what `--exact` wants of long pieces too.
 //
 //   S = e^g S;  delta = beta (v - S^T k);  S = S + k delta^T;  o = S^T q      as   o = e^g S^T q + delta (k . q), one pass over S a token
 //
@@ -17,7 +17,7 @@
 
 constexpr int THREADS = 128;
 constexpr int WARPS = THREADS / WARP;
-constexpr int STEP_TOKENS = 8;  // most tokens of a sequence; longer ones are for the chunked form
+constexpr int STEP_TOKENS = 8;  // prepared at once; without --exact longer sequences are for the chunked form
 constexpr int COLUMN_LANES = KEY_DIM % 32 == 0 ? 8 : 4;
 constexpr int VECTORS = KEY_DIM / (4 * COLUMN_LANES);  // float4 of a column in one lane
 constexpr int LANE_COLUMNS = 2;                        // columns a lane has at once
@@ -120,31 +120,37 @@ delta_decode(float* __restrict__ reads, const float* __restrict__ raw, const flo
 
   const float* const kept = conv_rows + row * state_elements;
   const int key_head = key_head_of(head, num_key_heads, num_value_heads);
-  for (int job = warp_index(); job < 2 * num_tokens; job += WARPS) {
-    const int t = job / 2, is_query = job % 2;
-    prepare_head(is_query ? tokens.query[t] : tokens.key[t], raw, kept, taps, channels, first, t, (is_query ? 0 : keys) + key_head * KEY_DIM,
-                 epsilon, is_query);
-  }
-  for (int job = threadIdx.x; job < num_tokens * (end - from_column); job += THREADS) {
-    const int t = job / (end - from_column), column = from_column + job % (end - from_column);
-    tokens.value[t][column] = convolved(raw, kept, taps, channels, first, t, 2 * keys + head * VALUE_DIM + column);
-  }
-  if (threadIdx.x < num_tokens) {
-    const i64 place = (i64)(first + threadIdx.x) * num_value_heads + head;
-    tokens.beta[threadIdx.x] = sigmoid(beta[place]);
-    tokens.decay[threadIdx.x] = expf(log_decay(alpha[place], a[head], dt_bias[head]));
-  }
-  __syncthreads();
-
-  for (int column = first_column; column < end; column += WARPS * WARP_COLUMNS) {
-    if (column != first_column) state.load(live, column, end);
-    int capture = cu_captures[sequence];
-    const int end_capture = cu_captures[sequence + 1];
-    for (int t = 0; t < num_tokens; t++) {
-      state.advance(tokens, t, column, end, reads + (i64)(first + t) * values + head * VALUE_DIM);
-      for (; capture < end_capture && capture_tokens[capture] == first + t; capture++)
-        if (capture_cells[capture] >= 0) state.store(cell_recurrent + capture_cells[capture] * state_elements + head_offset, column, end);
+  for (int done = 0; done < num_tokens; done += STEP_TOKENS) {
+    const int count = min(num_tokens - done, STEP_TOKENS);
+    if (done) __syncthreads();  // nobody needs the tokens before any more
+    for (int job = warp_index(); job < 2 * count; job += WARPS) {
+      const int t = job / 2, is_query = job % 2;
+      prepare_head(is_query ? tokens.query[t] : tokens.key[t], raw, kept, taps, channels, first, done + t,
+                   (is_query ? 0 : keys) + key_head * KEY_DIM, epsilon, is_query);
     }
-    state.store(live, column, end);
+    for (int job = threadIdx.x; job < count * (end - from_column); job += THREADS) {
+      const int t = job / (end - from_column), column = from_column + job % (end - from_column);
+      tokens.value[t][column] = convolved(raw, kept, taps, channels, first, done + t, 2 * keys + head * VALUE_DIM + column);
+    }
+    if (threadIdx.x < count) {
+      const i64 place = (i64)(first + done + threadIdx.x) * num_value_heads + head;
+      tokens.beta[threadIdx.x] = sigmoid(beta[place]);
+      tokens.decay[threadIdx.x] = expf(log_decay(alpha[place], a[head], dt_bias[head]));
+    }
+    __syncthreads();
+
+    for (int column = first_column; column < end; column += WARPS * WARP_COLUMNS) {
+      if (done || column != first_column) state.load(live, column, end);
+      int capture = cu_captures[sequence];
+      const int end_capture = cu_captures[sequence + 1];
+      for (int t = 0; t < count; t++) {
+        const int token = first + done + t;
+        state.advance(tokens, t, column, end, reads + (i64)token * values + head * VALUE_DIM);
+        for (; capture < end_capture && capture_tokens[capture] <= token; capture++)
+          if (capture_tokens[capture] == token && capture_cells[capture] >= 0)
+            state.store(cell_recurrent + capture_cells[capture] * state_elements + head_offset, column, end);
+      }
+      state.store(live, column, end);
+    }
   }
 }

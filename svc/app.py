@@ -246,10 +246,10 @@ def choose_ops(config: Config, logger: Logger) -> Ops:
     if config.device == "reference":
         return cast(Ops, ReferenceOps())
     if config.device.startswith("cuda"):
-        return _open_cuda(config.device)
+        return _open_cuda(config.device, exact=config.exact)
     if config.device == "auto" and find_spec("cupy"):
         try:
-            return _open_cuda("cuda")
+            return _open_cuda("cuda", exact=config.exact)
         except BackendUnavailableError as error:
             logger.info("no_cuda", reason=f"{error}; the cpu computes instead")  # "auto" asks for nothing that is missing
     try:
@@ -263,14 +263,14 @@ def choose_ops(config: Config, logger: Logger) -> Ops:
         return cast(Ops, ReferenceOps())
 
 
-def _open_cuda(device: str) -> Ops:
+def _open_cuda(device: str, *, exact: bool) -> Ops:
     """`cuda` or `cuda:N`. BackendUnavailableError says what is missing."""
     from svc.compute.cuda.cupy_device import open_cupy_device
     from svc.compute.cuda.device import Device
     from svc.compute.cuda.ops import CudaOps
 
     opened = cast(Device, open_cupy_device(int(device.partition(":")[2] or 0)))
-    return cast(Ops, CudaOps(opened))
+    return cast(Ops, CudaOps(opened, exact=exact))
 
 
 def memory_plan(

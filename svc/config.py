@@ -118,6 +118,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "(rounded per token and block: faster)"
         ),
     ] = "float"
+    exact: Annotated[
+        bool,
+        Meta(
+            description="a request's answer has the same bits however it was batched, cut, cached or resumed: "
+            "the cpu device always keeps to that, cuda computes more slowly for it"
+        ),
+    ] = False
     ctx: Annotated[
         int,
         Meta(ge=0, le=2**24, description="longest sequence in tokens, prompt and answer together; 0: what the model is made for"),
@@ -273,6 +280,8 @@ def inapplicable(config: Config, model: ModelFacts, device: str) -> list[str]:
         sentences.append("threads does nothing on the cuda device: the GPU computes")
     if device != "cpu" and config.activations != BY_KEY["activations"].default:
         sentences.append(f"activations does nothing on the {device} device: only the cpu has the choice")
+    if device == "reference" and config.exact:
+        sentences.append("exact does nothing on the reference device: numpy rounds a row in one way alone, in another among others")
     return sentences
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # slow to import: only when a model is really loaded
     from svc.compute.opening import OpenedModel
     from svc.compute.runner import ModelRunner
 
-DEVICE_KEYS = ("device", "threads", "activations", "kv_type", "page_tokens", "max_step_tokens")
+DEVICE_KEYS = ("device", "threads", "activations", "exact", "kv_type", "page_tokens", "max_step_tokens")
 
 
 def load_bare(

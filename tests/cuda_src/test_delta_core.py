@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from svc.compute.cuda.delta_chunks import STEP_TOKENS
+from svc.compute.cuda.delta_chunks import ALL_STEPS, STEP_TOKENS
 from svc.compute.cuda.device import Device
 from tests.cuda_src.delta_case import DeltaCase, Piece, Shape, assert_close
 
@@ -14,7 +14,7 @@ CHUNKED = 0  # step_tokens: everything through chunks
 
 # Where numbers matter and the order of threads does not, or where each case compiles its own kernels.
 one_device = pytest.mark.parametrize("device", ["forward"], indirect=True)
-both_forms = pytest.mark.parametrize("step_tokens", [STEP_TOKENS, CHUNKED])
+both_forms = pytest.mark.parametrize("step_tokens", [STEP_TOKENS, CHUNKED, ALL_STEPS])
 
 SMALL = Shape(2, 6, 32, 32, grouped=True)
 ODD = Shape(1, 5, 48, 48, taps=2)  # blocks with columns beyond the head
@@ -35,6 +35,16 @@ def test_pieces(device: Device, pieces: list[Piece]) -> None:
     """Any mix of lengths, pasts, captures and padding rows, by the kernels that a step picks for itself."""
     case = DeltaCase(SMALL, pieces)
     assert_close(case.run(device), case.expected(), TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("shape", "device"), [(ODD, "checked"), (SMALL, "checked reverse"), (SHAPES[2], "random")], ids=str, indirect=["device"]
+)
+def test_any_number_one_by_one(device: Device, shape: Shape) -> None:
+    """No chunks at all: pieces of many tokens, captured anywhere, padding between them."""
+    pieces = [Piece(2, 21, ((1, 0), (8, 3), (9, 5), (21, 2)), start=61), Piece(-1, 1), Piece(0, 8, start=7), Piece(5, 17)]
+    case = DeltaCase(shape, pieces)
+    assert_close(case.run(device, ALL_STEPS), case.expected(), TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -133,17 +143,37 @@ def test_company_changes_no_bit(device: Device) -> None:
 
 
 @one_device
-def test_cuts_on_the_grid_change_no_bit(device: Device) -> None:
-    """A prefill cut at a position that the chunk size divides ends in the same bits as one in a single piece."""
+@pytest.mark.parametrize(("step_tokens", "cut"), [(STEP_TOKENS, 44), *((ALL_STEPS, cut) for cut in (1, 7, 8, 44, 45, 95))])
+def test_cuts_change_no_bit(device: Device, step_tokens: int, cut: int) -> None:
+    """A prefill cut in two ends in the same bits as one in a single piece: on the grid of chunks, and anywhere without chunks."""
     case = DeltaCase(SMALL, [Piece(2, 96, start=20)])
-    _, rows, _ = case.run(device)
-    first, second = (DeltaCase(SMALL, [Piece(2, n, start=at)]) for n, at in ((44, 20), (52, 64)))
-    first.rows, second.rows = case.rows, first.rows
-    for part, numbers in ((first, slice(0, 44)), (second, slice(44, 96))):
+    out, rows, _ = case.run(device, step_tokens)
+    first, second = (DeltaCase(SMALL, [Piece(2, n, start=at)]) for n, at in ((cut, 20), (96 - cut, 20 + cut)))
+    for part, numbers in ((first, slice(0, cut)), (second, slice(cut, 96))):
         part.vectors = case.vectors
         part.numbers = {name: array[numbers] for name, array in case.numbers.items()}
-    second.rows = first.run(device)[1]
-    np.testing.assert_array_equal(second.run(device)[1], rows)
+    first.rows = case.rows
+    first_out, second.rows, _ = first.run(device, step_tokens)
+    second_out, second_rows, _ = second.run(device, step_tokens)
+    np.testing.assert_array_equal(second_rows, rows)
+    np.testing.assert_array_equal(np.concatenate([first_out, second_out]), out)
+
+
+@one_device
+def test_captures_change_no_bit(device: Device) -> None:
+    """Without chunks a captured state is what stands in the row of a text that ends there, and nothing else changes."""
+    case = DeltaCase(SMALL, [Piece(2, 30, start=5)])
+    out, rows, _ = case.run(device, ALL_STEPS)
+    case.pieces[0] = Piece(2, 30, ((3, 1), (8, 0), (30, 4)), start=5)
+    captured_out, captured_rows, cells = case.run(device, ALL_STEPS)
+    np.testing.assert_array_equal(captured_out, out)
+    np.testing.assert_array_equal(captured_rows, rows)
+    np.testing.assert_array_equal(cells[4], rows[2])
+    for done, cell in ((3, 1), (8, 0)):
+        short = DeltaCase(SMALL, [Piece(2, done, start=5)])
+        short.vectors, short.rows = case.vectors, case.rows
+        short.numbers = {name: array[:done] for name, array in case.numbers.items()}
+        np.testing.assert_array_equal(short.run(device, ALL_STEPS)[1][2], cells[cell])
 
 
 @one_device

@@ -10,6 +10,8 @@ CHUNK = 64  # most tokens of a chunk, as in cuda_src/include/delta.cuh
 # Sequences of at most so many tokens are taken token by token (STEP_TOKENS in cuda_src/delta_decode.cu): a chunk costs as much
 # as 64 tokens however few it has.
 STEP_TOKENS = 8
+# `step_tokens` of a plan without chunks: any number of tokens one by one, so that a state has the same bits however it was reached.
+ALL_STEPS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,6 @@ def plan_chunks(inputs: StepInputs, step_tokens: int = STEP_TOKENS) -> ChunkPlan
     The absolute grid makes the rounding of a long text independent of how its prefill was cut into pieces on that grid. Padding
     sequences (negative rows) have no chunks.
     """
-    assert 0 <= step_tokens <= STEP_TOKENS
     chunks: list[tuple[int, int, int, int]] = []
     cu_chunks, any_steps = [0], False
     for sequence, row in enumerate(inputs.rows.tolist()):

@@ -17,25 +17,31 @@ from svc.compute.step_inputs import StepInputs
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """`sequences` of one token each, with contexts of up to `splits` splits."""
+    """`sequences` of one token each, with contexts of up to `splits` splits. `exact`: as in StepUploads."""
 
     sequences: int
     splits: int
+    exact: bool = False
 
     @property
     def attention_plan(self) -> AttentionPlan:
+        if self.exact:
+            return AttentionPlan(decode_tokens=0, max_splits=0, long_tokens=self.sequences, num_long=self.sequences)
         return AttentionPlan(decode_tokens=1, max_splits=self.splits, long_tokens=0, num_long=0)
 
     @classmethod
-    def of(cls, inputs: StepInputs, limits: StepLimits) -> "DecodeShape | None":
+    def of(cls, inputs: StepInputs, limits: StepLimits, *, exact: bool = False) -> "DecodeShape | None":
         """The smallest that holds a step; None where it must go without: prefill, captures, more sequences than any bucket."""
         count = inputs.num_sequences
         sequences = next((bucket for bucket in DECODE_BUCKETS if count <= bucket <= limits.sequences), None)
         if inputs.num_tokens != count or len(inputs.capture_tokens) or sequences is None:
             return None
         splits = -(-(int(inputs.positions.max()) + 1) // SPLIT_TOKENS)
-        most_splits = limits.split_floats // (sequences * limits.query_rows) if limits.query_rows else splits
-        return cls(sequences, min(most_splits, 1 << (splits - 1).bit_length())) if splits <= most_splits else None
+        rounded = 1 << (splits - 1).bit_length()
+        if exact or not limits.query_rows:
+            return cls(sequences, rounded, exact)
+        most_splits = limits.split_floats // (sequences * limits.query_rows)
+        return cls(sequences, min(most_splits, rounded)) if splits <= most_splits else None
 
     def padded(self, inputs: StepInputs, limits: StepLimits) -> StepInputs:
         """The step with as many sequences as this shape, the last of them padding, and a block table as wide as its contexts."""

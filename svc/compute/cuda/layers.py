@@ -54,9 +54,16 @@ class DeltaBuffers:
 
 
 def delta_mixer(
-    device: Device, hidden: DeviceArray, layer: DeltaWeights, step: DeltaStep, caches: CudaCaches, allocator: Allocator
+    device: Device,
+    hidden: DeviceArray,
+    layer: DeltaWeights,
+    step: DeltaStep,
+    caches: CudaCaches,
+    allocator: Allocator,
+    *,
+    exact: bool = False,
 ) -> None:
-    """As in reference/delta_mixer.py; hidden [T, C]."""
+    """As in reference/delta_mixer.py; hidden [T, C]. `exact`: of products, as in matmul.py; `step` says how the states advance."""
     buffers = DeltaBuffers.take(allocator, layer, hidden.shape[1], step.num_tokens, step.num_chunks)
     rms_norm(device, buffers.x, hidden, layer.input_norm, layer.epsilon)
     weights = (layer.qkv, layer.gate, layer.beta, layer.alpha)
@@ -64,10 +71,10 @@ def delta_mixer(
     projected = buffers.projected
     outputs = (projected.raw, projected.gate, projected.beta, projected.alpha)
     for out, weight in zip(outputs, weights, strict=True):
-        matmul(device, out, x, weight)
+        matmul(device, out, x, weight, exact=exact)
     delta_core(device, buffers.out, projected, layer, caches.states, step, buffers.workspace)
     y = activations(device, buffers.out, buffers.out_blocks, [layer.output])
-    matmul(device, hidden, y, layer.output, add=hidden)
+    matmul(device, hidden, y, layer.output, add=hidden, exact=exact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +103,27 @@ def split_floats(layer: AttentionWeights, plan: AttentionPlan, num_sequences: in
 
 
 def attention_mixer(
-    device: Device, hidden: DeviceArray, layer: AttentionWeights, step: AttentionStep, caches: CudaCaches, allocator: Allocator
+    device: Device,
+    hidden: DeviceArray,
+    layer: AttentionWeights,
+    step: AttentionStep,
+    caches: CudaCaches,
+    allocator: Allocator,
+    *,
+    exact: bool = False,
 ) -> None:
-    """As in reference/attention_mixer.py; hidden [T, C]."""
+    """As in reference/attention_mixer.py; hidden [T, C]. `exact`: of products, as in matmul.py; `step` says how is attended."""
     buffers = AttentionBuffers.take(allocator, layer, hidden.shape[1], step.num_tokens)
     rms_norm(device, buffers.x, hidden, layer.input_norm, layer.epsilon)
     weights = (layer.query, layer.key, layer.value)
     x = activations(device, buffers.x, buffers.x_blocks, weights)
     projected = buffers.projected
     for out, weight in zip((projected.query, projected.key, projected.value), weights, strict=True):
-        matmul(device, out, x, weight)
+        matmul(device, out, x, weight, exact=exact)
     splits = allocator.empty((split_floats(layer, step.plan, step.num_sequences),), np.float32)
     attention_core(device, buffers.out, projected, layer, caches.kv, caches.plan.layout, step, splits)
     y = activations(device, buffers.out, buffers.out_blocks, [layer.output])
-    matmul(device, hidden, y, layer.output, add=hidden)
+    matmul(device, hidden, y, layer.output, add=hidden, exact=exact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +143,12 @@ class DenseBuffers:
         )
 
 
-def dense_ffn(device: Device, hidden: DeviceArray, layer: DenseFfnWeights, allocator: Allocator) -> None:
-    """As in reference/dense_ffn.py; hidden [T, C]."""
+def dense_ffn(device: Device, hidden: DeviceArray, layer: DenseFfnWeights, allocator: Allocator, *, exact: bool = False) -> None:
+    """As in reference/dense_ffn.py; hidden [T, C]. `exact`: of products, as in matmul.py."""
     num_tokens, width = hidden.shape
     buffers = DenseBuffers.take(allocator, width, layer.gate.rows, num_tokens)
     rms_norm(device, buffers.x, hidden, layer.input_norm, layer.epsilon)
     x = activations(device, buffers.x, buffers.x_blocks, [layer.gate, layer.up])
-    gate_up(device, buffers.inner, x, layer.gate, layer.up)
+    gate_up(device, buffers.inner, x, layer.gate, layer.up, exact=exact)
     y = activations(device, buffers.inner, buffers.inner_blocks, [layer.down])
-    matmul(device, hidden, y, layer.down, add=hidden)
+    matmul(device, hidden, y, layer.down, add=hidden, exact=exact)

@@ -44,16 +44,21 @@ class CudaOps:
     name = "cuda"
     state_order = STATE_ORDER
 
-    def __init__(self, device: Device, *, graphs: bool = True) -> None:
-        """`graphs`: decode steps of the same shape are recorded once and replayed; without, every operation is launched."""
+    def __init__(self, device: Device, *, graphs: bool = True, exact: bool = False) -> None:
+        """`graphs`: decode steps of the same shape are recorded once and replayed; without, every operation is launched.
+
+        `exact`: a token has the same bits however its sequence was batched, chunked, cached or resumed. Weights are then read once
+        for every eight tokens, attention to a long context keeps few multiprocessors busy, and states advance token by token.
+        """
         self._device = device
         self._use_graphs = graphs
+        self._exact = exact
         self._graphs = DecodeGraphs()
         self._limits: StepLimits | None = None
         self._thread = threading.get_ident()
         self._codebooks = Codebooks(device)
         self._arena = Arena(device)
-        self._uploads = StepUploads(device)
+        self._uploads = StepUploads(device, exact=exact)
         self._step: tuple[StepInputs | None, CudaStep | None] = (None, None)
         self._list: DeviceArray | None = None
         self._sampler: DeviceSampler | None = None
@@ -75,7 +80,7 @@ class CudaOps:
     ) -> int:
         check_sizes(config)
         memory = self.device.memory()
-        steps_bytes = step_bytes(config, layout, num_rows, max_step_tokens, logit_rows)
+        steps_bytes = step_bytes(config, layout, num_rows, max_step_tokens, logit_rows, exact=self._exact)
         left_bytes = int(FREE_SHARE * memory.free_bytes) - weights_bytes - steps_bytes
         if left_bytes <= 0:
             raise MemoryBudgetError(
@@ -86,7 +91,7 @@ class CudaOps:
         return left_bytes
 
     def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
-        limits = self._limits = StepLimits.of(config, plan, max_step_tokens)
+        limits = self._limits = StepLimits.of(config, plan, max_step_tokens, exact=self._exact)
         self._graphs = DecodeGraphs()
         self._arena.reserve(scratch_bytes(config, limits, logit_rows))
         self._uploads.reserve(limits)
@@ -157,7 +162,7 @@ class CudaOps:
     # -- forward ----------------------------------------------------------------------------------------------------------------
     def submit(self, forward: Callable[[DeviceArray, StepInputs], None], hidden: DeviceArray, inputs: StepInputs) -> None:
         """Decoding as graphs, once `reserve` has given all memory its place."""
-        shape = DecodeShape.of(inputs, self._limits) if self._limits and self._use_graphs else None
+        shape = DecodeShape.of(inputs, self._limits, exact=self._exact) if self._limits and self._use_graphs else None
         if shape is None or self._limits is None:
             forward(hidden[: inputs.num_tokens], inputs)
             return
@@ -169,19 +174,21 @@ class CudaOps:
         embed(self.device, hidden, table, self._on_device(inputs).tokens)
 
     def delta_mixer(self, hidden: DeviceArray, layer: DeltaWeights, inputs: StepInputs, caches: CudaCaches) -> None:
-        layers.delta_mixer(self.device, hidden, layer, self._on_device(inputs).delta, caches, self._arena.start())
+        step, scratch = self._on_device(inputs).delta, self._arena.start()
+        layers.delta_mixer(self.device, hidden, layer, step, caches, scratch, exact=self._exact)
 
     def attention_mixer(self, hidden: DeviceArray, layer: AttentionWeights, inputs: StepInputs, caches: CudaCaches) -> None:
-        layers.attention_mixer(self.device, hidden, layer, self._on_device(inputs).attention, caches, self._arena.start())
+        step, scratch = self._on_device(inputs).attention, self._arena.start()
+        layers.attention_mixer(self.device, hidden, layer, step, caches, scratch, exact=self._exact)
 
     def dense_ffn(self, hidden: DeviceArray, layer: DenseFfnWeights, inputs: StepInputs) -> None:
-        layers.dense_ffn(self.device, hidden, layer, self._arena.start())
+        layers.dense_ffn(self.device, hidden, layer, self._arena.start(), exact=self._exact)
 
     def moe_ffn(self, hidden: DeviceArray, layer: MoeFfnWeights, inputs: StepInputs) -> None:
         shared = 0 if layer.shared_gate is None else layer.shared_gate.rows
         sizes = MoeSizes(hidden.shape[1], layer.num_experts, layer.num_used, layer.gate.rows, shared)
         buffers = moe_buffers(self._arena.start(), sizes, hidden.shape[0])
-        moe_ffn(self.device, hidden, layer, buffers, rows=self._on_device(inputs).token_rows)
+        moe_ffn(self.device, hidden, layer, buffers, rows=self._on_device(inputs).token_rows, exact=self._exact)
 
     def final_hidden(self, hidden: DeviceArray, norm: DeviceArray, epsilon: float, inputs: StepInputs, caches: CudaCaches) -> None:
         delta = self._on_device(inputs).delta
@@ -201,7 +208,7 @@ class CudaOps:
 
     def logits(self, out: DeviceArray, output: CudaWeight, vectors: DeviceArray) -> None:
         blocks = layers.blocks_for(self._arena.start(), *vectors.shape)
-        ends.logits(self.device, out, output, vectors, blocks)
+        ends.logits(self.device, out, output, vectors, blocks, exact=self._exact)
 
     def sample(self, logits: DeviceArray, rows: Sequence[int], samples: Sequence[Sample]) -> list[Sampled]:
         """On the device, or on the host what its buffers do not hold."""

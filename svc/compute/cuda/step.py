@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.cuda.attention import MOST_DECODE_TOKENS, SPLIT_TOKENS, AttentionPlan, AttentionStep, plan_attention
-from svc.compute.cuda.delta_chunks import most_chunks, plan_chunks
+from svc.compute.cuda.delta_chunks import ALL_STEPS, STEP_TOKENS, most_chunks, plan_chunks
 from svc.compute.cuda.delta_core import DeltaStep
 from svc.compute.cuda.device import Device, DeviceArray
 from svc.compute.cuda.staging import Staging, aligned_words
@@ -38,22 +38,23 @@ class StepLimits:
     query_rows: int  # floats of a split of one token: heads * (head_dim + 2)
 
     @classmethod
-    def of(cls, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int) -> "StepLimits":
+    def of(cls, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, *, exact: bool = False) -> "StepLimits":
+        """`exact`: as in StepUploads."""
         padded = next((bucket for bucket in DECODE_BUCKETS if bucket >= plan.num_rows), plan.num_rows)
         sequences, captures = min(padded, max_step_tokens), plan.num_cells
-        hybrid = config.num_delta_layers > 0
+        chunked = config.num_delta_layers > 0 and not exact
         context = min(plan.kv_tokens, max(config.full_context, plan.layout.page_tokens))
         query_rows = config.num_heads * (config.head_dim + 2) if config.num_attention_layers else 0
         return cls(
             tokens=max_step_tokens,
             sequences=sequences,
             captures=captures,
-            chunks=most_chunks(max_step_tokens, sequences, USUAL_CAPTURES) if hybrid else 0,
-            all_chunks=most_chunks(max_step_tokens, sequences, captures) if hybrid else 0,
+            chunks=most_chunks(max_step_tokens, sequences, USUAL_CAPTURES) if chunked else 0,
+            all_chunks=most_chunks(max_step_tokens, sequences, captures) if chunked else 0,
             table_width=plan.num_pages,
             page_tokens=plan.layout.page_tokens,
             rotary_dims=config.rotary_dims,
-            split_floats=min(MOST_SPLIT_FLOATS, sequences * query_rows * -(-context // SPLIT_TOKENS)),
+            split_floats=0 if exact else min(MOST_SPLIT_FLOATS, sequences * query_rows * -(-context // SPLIT_TOKENS)),
             query_rows=query_rows,
         )
 
@@ -79,10 +80,15 @@ class CudaStep:
 
 
 class StepUploads:
-    """Owner of the buffers that a step's metadata goes through. Before `reserve` each step gets arrays of its own."""
+    """Owner of the buffers that a step's metadata goes through. Before `reserve` each step gets arrays of its own.
 
-    def __init__(self, device: Device) -> None:
+    `exact`: every token goes through the same kernels, whatever comes with it: attention never in splits, the delta rule never in
+    chunks.
+    """
+
+    def __init__(self, device: Device, *, exact: bool = False) -> None:
         self._device = device
+        self._exact = exact
         self._limits: StepLimits | None = None
         self._staging: Staging | None = None
 
@@ -92,7 +98,7 @@ class StepUploads:
 
     def upload(self, inputs: StepInputs, decode_plan: AttentionPlan | None = None) -> CudaStep:
         """Queues one copy. The arrays are those of the latest step only. `decode_plan`: of one token a sequence, some padding."""
-        plan = plan_chunks(inputs)
+        plan = plan_chunks(inputs, ALL_STEPS if self._exact else STEP_TOKENS)
         rounds = plan.rounds(plan.num_chunks if self._limits is None else min(plan.num_chunks, self._limits.chunks))
         arrays = {
             **{name: getattr(inputs, name) for name in ("tokens", "positions", "cu_seqlens", "rows", "block_table")},
@@ -125,7 +131,7 @@ class StepUploads:
 
     def _attention_plan(self, inputs: StepInputs) -> AttentionPlan:
         """Short pieces are decoded in splits as far as there is room for their partial results."""
-        for most_tokens in (MOST_DECODE_TOKENS, 1):
+        for most_tokens in () if self._exact else (MOST_DECODE_TOKENS, 1):
             plan = plan_attention(inputs.cu_seqlens, inputs.positions, most_decode_tokens=most_tokens)
             if self._limits is None or self._split_floats(inputs, plan) <= self._limits.split_floats:
                 return plan

@@ -57,11 +57,13 @@ def scratch_bytes(config: ModelConfig, limits: StepLimits, logit_rows: int) -> i
     return max(tally.used_bytes for tally in sizes)
 
 
-def step_bytes(config: ModelConfig, layout: MemoryLayout, num_rows: int, max_step_tokens: int, logit_rows: int) -> int:
+def step_bytes(
+    config: ModelConfig, layout: MemoryLayout, num_rows: int, max_step_tokens: int, logit_rows: int, *, exact: bool = False
+) -> int:
     """Bytes of everything but weights and caches, before it is known how many pages and cells there will be."""
     pages_per_row = -(-config.full_context // layout.page_tokens)
     plan = MemoryPlan(layout, pages_per_row * num_rows, num_rows, num_cells=num_rows)
-    limits = StepLimits.of(config, plan, max_step_tokens)
+    limits = StepLimits.of(config, plan, max_step_tokens, exact=exact)
     hidden, logits = (max_step_tokens + logit_rows) * config.hidden_size, logit_rows * config.vocab_size
     buffers = FLOAT_BYTES * (limits.words + hidden + logits) + DeviceSampler.device_bytes(config.vocab_size)
     return scratch_bytes(config, limits, logit_rows) + buffers
