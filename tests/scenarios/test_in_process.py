@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 import svc.app
+from svc.compute.backend import StepBatch, StepResult
 from svc.compute.runner import ModelRunner
 from svc.config import Config
 from svc.memory.sequence_cache import SequenceCache
@@ -32,10 +33,22 @@ class Log:
         return lambda *arguments, **fields: None
 
 
+class Runner(ModelRunner):
+    """Spoils its live rows when told to, between two steps: a step under way would write over it."""
+
+    poison_rows = False
+
+    def run(self, batch: StepBatch) -> StepResult:
+        if self.poison_rows:
+            self._caches.rows[:] = float("nan")
+            self.poison_rows = False
+        return super().run(batch)
+
+
 class Inside:
     """A running server: its runner (with the device memory), its cache, and a client session."""
 
-    def __init__(self, session: aiohttp.ClientSession, runner: ModelRunner, cache: SequenceCache) -> None:
+    def __init__(self, session: aiohttp.ClientSession, runner: Runner, cache: SequenceCache) -> None:
         self.session = session
         self.runner = runner
         self.cache = cache
@@ -63,7 +76,7 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def start(**settings: Any) -> AsyncIterator[Inside]:
         made: dict[str, Any] = {}
 
-        class Runner(ModelRunner):
+        class MadeRunner(Runner):
             def __init__(self, *arguments: Any, **fields: Any) -> None:
                 super().__init__(*arguments, **fields)
                 made["runner"] = self
@@ -73,7 +86,7 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> Any:
                 super().__init__(*arguments, **fields)
                 made["cache"] = self
 
-        monkeypatch.setattr(svc.app, "ModelRunner", Runner)
+        monkeypatch.setattr(svc.app, "ModelRunner", MadeRunner)
         monkeypatch.setattr(svc.app, "SequenceCache", Cache)
         config = Config(model=str(MODEL), port=0, threads=2, kv_bytes=8 << 20, snapshot_bytes=32 << 20, **settings)
         log = Log()
@@ -109,8 +122,9 @@ async def test_17_a_state_poisoned_while_it_is_used(serving: Any) -> None:
         control = await inside.complete(ids(40))
         body = {"prompt": ids(50, 1), "max_tokens": 3000, "stream": True, "ignore_eos": True}
         async with inside.session.post("/v1/completions", json=body) as response:
-            await response.content.readany()
-            inside.runner._caches.rows[:] = float("nan")
+            while not (await response.content.readline()).startswith(b"data:"):
+                pass  # comments that keep the connection alive come before the prompt has been evaluated
+            inside.runner.poison_rows = True
             rest = await response.text()
         assert '"error"' in rest
         assert await inside.complete(ids(40), cache_prompt=False) == control
