@@ -74,7 +74,7 @@ attention_split(const float* __restrict__ query, const KV* __restrict__ pages, c
   const int count = num_live_tokens(cu_seqlens, rows, sequence);
   const RowTile tile = {cu_seqlens[sequence], group, (int)(blockIdx.y / num_kv_heads) * ROWS, count * group, num_heads, head * group};
   if (count > most_tokens || tile.first_row >= tile.num_rows) return;
-  const int last = tile.last_position(positions, ROWS), context = last + 1;
+  const int last = tile.last_position(positions, ROWS), context = last + 1, seen = tile.first_position(positions);
 
   f16* queries = shared + WARPS * TILE_HALVES;
   f16* keys = shared + warp_index() * TILE_HALVES;
@@ -92,7 +92,7 @@ attention_split(const float* __restrict__ query, const KV* __restrict__ pages, c
     const int first = split * split_tokens;
     mine.clear();
     attend<WARP>(mine, queries, ROWS * STRIDE, keys, from, first + warp_index() * KEYS, WARPS * KEYS,
-                       min(first + split_tokens, context), last, scale);
+                       min(first + split_tokens, context), seen, last, scale);
     mine.finish_sums();
     __syncwarp();  // no lane reads the tile any more
     leave_result(reinterpret_cast<float*>(keys), mine);

@@ -71,7 +71,7 @@ attention_prefill(const float* __restrict__ query, const float* __restrict__ gat
   int sequence;
   // The last tiles of a sequence have most keys: they go first.
   if (!find_tile(tile, sequence, gridDim.x - 1 - blockIdx.x, cu_seqlens, rows, num_sequences, most_tokens)) return;
-  const int end = tile.last_position(positions, BLOCK_ROWS) + 1;
+  const int end = tile.last_position(positions, BLOCK_ROWS) + 1, seen = tile.first_position(positions);
 
   tile.first_row += warp_index() * ROWS;  // from here on this warp's rows
   f16* queries = shared + TILE_HALVES + warp_index() * 2 * ROWS * STRIDE;
@@ -86,7 +86,7 @@ attention_prefill(const float* __restrict__ query, const float* __restrict__ gat
   const i64 head_offset = key_offset + (i64)head * page_tokens * HEAD_DIM;
   const Pages from = {pages + head_offset, pages + head_offset + value_offset, block_table + (i64)sequence * table_width, page_elements,
                       page_tokens};
-  attend<WARPS * WARP>(mine, queries, ROWS * STRIDE, shared, from, 0, KEYS, end, tile.last_position(positions, ROWS), scale);
+  attend<WARPS * WARP>(mine, queries, ROWS * STRIDE, shared, from, 0, KEYS, end, seen, tile.last_position(positions, ROWS), scale);
   mine.finish_sums();
   store_rows(mine, tile, out, gate, query_stride);
 }

@@ -6,7 +6,8 @@
 // Values beyond 65504, which float16 pages cannot hold either, give NaN.
 //
 // Keys at and after `end`, the last that any row of the tile sees, are neither read nor multiplied: their place in shared memory is zero.
-// Keys before `end` that a row may not see are tokens of this very step: they get weight 0, and their values must be finite for that.
+// Keys before `end` that a row may not see are tokens of this very step and get weight 0. As 0 times NaN is NaN, values in such tiles
+// that are not finite are set to 0, and rows that do see one become NaN by their sums.
 #pragma once
 #include "common.cuh"
 #include "half.cuh"
@@ -60,6 +61,8 @@ struct RowTile {
 
   __device__ __forceinline__ int token(int row) const { return first_token + row / group; }
   __device__ __forceinline__ i64 head(int row) const { return (i64)token(row) * num_heads + first_head + row % group; }
+  // The last position that all rows of the tile see; it has a row.
+  __device__ __forceinline__ int first_position(const int* positions) const { return positions[token(first_row)]; }
   // The last position that a row among the first `rows` rows of the tile sees, -1 where there is no row.
   __device__ __forceinline__ int last_position(const int* positions, int rows) const {
     const int row = min(first_row + rows, num_rows) - 1;
@@ -131,6 +134,30 @@ __device__ __forceinline__ void load_rows(f16* to, const KV* from, i64 offset, i
 template <int TEAM> __device__ __forceinline__ void team_sync() {
   if (TEAM == WARP) __syncwarp();
   else __syncthreads();
+}
+
+// Whether a key's values were not finite stands behind them, in the padding of its row.
+__device__ __forceinline__ u32* bad_mark(f16* values, int key) { return reinterpret_cast<u32*>(values + key * STRIDE + HEAD_DIM); }
+
+__device__ __forceinline__ bool any_not_finite(u32 pair) {  // of float16: all bits of the exponent set
+  return (pair & 0x7c00u) == 0x7c00u || (pair & 0x7c000000u) == 0x7c000000u;
+}
+
+// Marks every key of a tile of values, and clears the values of the bad ones. A warp a row; a barrier before and after.
+template <int TEAM> __device__ __forceinline__ void clear_bad_values(f16* values) {
+  constexpr int ROW_PIECES = HEAD_DIM / 8;
+  for (int key = threadIdx.x % TEAM / WARP; key < KEYS; key += TEAM / WARP) {
+    bool bad = false;
+    for (int piece = lane_index(); piece < ROW_PIECES * PARTS; piece += WARP) {
+      const int4 x = *reinterpret_cast<const int4*>(values + (piece / ROW_PIECES * KEYS + key) * STRIDE + piece % ROW_PIECES * 8);
+      bad |= any_not_finite(x.x) || any_not_finite(x.y) || any_not_finite(x.z) || any_not_finite(x.w);
+    }
+    bad = __any_sync(ALL_LANES, bad);
+    if (lane_index() == 0) *bad_mark(values, key) = bad;
+    if (!bad) continue;
+    for (int piece = lane_index(); piece < ROW_PIECES * PARTS; piece += WARP)
+      *reinterpret_cast<int4*>(values + (piece / ROW_PIECES * KEYS + key) * STRIDE + piece % ROW_PIECES * 8) = make_int4(0, 0, 0, 0);
+  }
 }
 
 // ---- the rows of a warp ------------------------------------------------------------------------------------------------------------
@@ -240,6 +267,18 @@ struct Rows {
     }
   }
 
+  // Rows that see a marked key of the tile of values.
+  __device__ __forceinline__ void spoil(f16* values, int first) {
+    for (int n = 0; n < KEYS / 8; n++)
+      for (int c = 0; c < 2; c++) {
+        const int key = 8 * n + lane_index() % QUAD * 2 + c;
+        if (!*bad_mark(values, key)) continue;
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+          if (first + key <= position[i]) sum[i] = NAN;
+      }
+  }
+
   __device__ __forceinline__ void finish_sums() {
     sum[0] = group_sum<QUAD>(sum[0]);
     sum[1] = group_sum<QUAD>(sum[1]);
@@ -247,11 +286,12 @@ struct Rows {
 };
 
 // Tiles of KEYS keys from `first` in steps of `step`, before `end`. TEAM threads (a warp, or the whole block) share `tile`
-// [TILE_HALVES] and call this with equal first, step and end. `last`: the last key that any row of this warp sees. Values arrive
-// while scores are computed, the next keys while values are added up. On return others may still read the tile.
+// [TILE_HALVES] and call this with equal first, step, end and `seen`, the last key that all their rows see. `last`: the last key that
+// any row of this warp sees. Values arrive while scores are computed, the next keys while values are added up. On return others may
+// still read the tile.
 template <int TEAM>
 __device__ __forceinline__ void attend(Rows& rows, const f16* query, int query_low, f16* tile, const Pages& pages, int first, int step,
-                                       int end, int last, float scale) {
+                                       int end, int seen, int last, float scale) {
   if (first >= end) return;
   f16 *keys = tile, *values = tile + PARTS * KEYS * STRIDE;
   i64 offset = pages.lane_offset(first, end);
@@ -274,6 +314,11 @@ __device__ __forceinline__ void attend(Rows& rows, const f16* query, int query_l
       offset = pages.lane_offset(first + step, end);
       load_rows<TEAM>(keys, pages.keys, offset, first + step, end);
       copy_async_commit();
+    }
+    if (first + KEYS - 1 > seen) {
+      clear_bad_values<TEAM>(values);
+      team_sync<TEAM>();
+      if (sees) rows.spoil(values, first);
     }
     if (sees) rows.accumulate(scores, values);
   }

@@ -24,7 +24,7 @@
 //  - Reductions have one fixed tree that depends on the block size alone (warp.cuh), never on the number of rows or an atomic float.
 //  - No early `return` before a barrier or a warp collective; all lanes of the mask must come.
 //  - One block does not wait for another. Two passes are two launches.
-//  - No libraries, no <cstdint>: NVRTC has neither. INFINITY is defined here.
+//  - No libraries, no <cstdint>: NVRTC has neither. INFINITY and NAN are defined here.
 #pragma once
 
 typedef signed char i8;
@@ -38,6 +38,9 @@ typedef unsigned long long u64;
 
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
+#endif
+#ifndef NAN
+#define NAN __int_as_float(0x7fffffff)
 #endif
 
 // DYNAMIC_SHARED(float, row); inside a kernel: `T* row`, as many bytes as the launch gives, aligned to 16. Once a kernel.

@@ -142,6 +142,36 @@ def test_one_bad_sequence_stays_alone(device: Device) -> None:
     np.testing.assert_array_equal(out[case.span(2)], clean[case.span(2)])
 
 
+BAD = {
+    "key": (np.nan, None),
+    "value": (None, np.nan),
+    "both": (np.nan, np.nan),
+    "overflow": (None, 1e6),  # beyond float16: infinite in a page, or on its way from a float32 one
+}
+
+
+@pytest.mark.parametrize(("device", "bad"), [*(("forward", bad) for bad in BAD), ("checked reverse", "both")], indirect=["device"])
+@pytest.mark.parametrize("shape", [SMALL, SHAPES[5], replace(SMALL, kv_type="f32")], ids=str)
+@pytest.mark.parametrize("most_decode_tokens", [attention.MOST_DECODE_TOKENS, ALL_PREFILL])
+def test_a_bad_token_does_not_spoil_the_ones_before(device: Device, shape: Shape, bad: str, most_decode_tokens: int) -> None:
+    """Keys or values of tokens of the step itself that are not finite, anywhere in a tile: earlier tokens of
+    the sequence keep their bits, though they meet them in one tile, and later ones have a NaN in every head."""
+    batch, places = [(40, 41), (250, 8), (7, 3), (0, 20), (63, 1)], (25, 6, 1, 0, 0)
+    case = Case(shape, batch)
+    plan = plan_attention(case.cu_seqlens, case.positions, most_decode_tokens=most_decode_tokens)
+    clean, _ = case.run(device, plan)
+    for sequence, place in enumerate(places[:4]):
+        for array, value in zip((case.key, case.value), BAD[bad], strict=True):
+            if value is not None:
+                array[case.span(sequence).start + place, :, 3] = value
+    out, _ = case.run(device, plan)
+    for sequence, place in enumerate(places[:4]):
+        span = case.span(sequence)
+        np.testing.assert_array_equal(out[span][:place], clean[span][:place])
+        assert np.isnan(out[span][place:]).any(axis=-1).all()
+    np.testing.assert_array_equal(out[case.span(4)], clean[case.span(4)])
+
+
 @one_device
 def test_large_and_small_scores(device: Device) -> None:
     """Scores in the hundreds and values in the thousands: nothing overflows. A score is as exact as its own size allows."""
