@@ -39,6 +39,7 @@ HOMES = {
     "gguf": ("svc.compute.weights",),
     "tokenizers": ("svc.http.text",),
     "jinja2": ("svc.http.text",),
+    "matplotlib": ("svc.cli.bench.plot",),
     "prometheus_client": ("svc.metrics", "svc.http.endpoints.metrics"),
 }
 # Plain functions of their arguments: no clock, no waiting, no I/O. Then scheduling bugs are table tests.
@@ -144,6 +145,7 @@ def test_file_is_a_chapter(path: Path) -> None:
         ("svc.compute.cpu.loader", "import os\nlevel = os.environ.get('LEVEL')"),
         ("svc.compute.cpu.loader", "from os import getenv"),
         ("svc.compute.cpu.loader", "from os import environ as e"),
+        ("svc.cli.bench.report", "from matplotlib.figure import Figure"),
         ("svc.newcomer", "x = 1"),
         ("svc.log", "from svc.app import build"),
     ],

@@ -12,26 +12,40 @@ from svc.memory.plan import MemoryPlan
 
 if TYPE_CHECKING:  # slow to import: only when a model is really loaded
     from svc.compute.opening import OpenedModel
+    from svc.compute.ops import Ops
     from svc.compute.runner import ModelRunner
 
 DEVICE_KEYS = ("device", "threads", "activations", "exact", "kv_type", "page_tokens", "max_step_tokens")
 
 
-def load_bare(
-    config: Config, opened: "OpenedModel", *, num_rows: int, num_pages: int, num_cells: int = 0, quiet: bool = False
-) -> "ModelRunner":
-    """The opened model on the device asked for, with so many seats, KV pages and snapshot cells.
-
-    What the user should know goes to stderr, as does the progress (not with `quiet`). ModelFileError, BackendUnavailableError;
-    MemoryBudgetError where so much is not free.
-    """
+def open_device(config: Config) -> "Ops":
+    """The device asked for. BackendUnavailableError."""
     from svc.app import choose_ops
-    from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner, load_model
     from svc.log import configure_logging
+
+    return choose_ops(config, configure_logging("warning", "console"))
+
+
+def load_bare(
+    config: Config,
+    opened: "OpenedModel",
+    ops: "Ops",
+    *,
+    num_rows: int,
+    num_pages: int,
+    num_cells: int = 0,
+    quiet: bool = False,
+    on_disk: bool = True,
+) -> "ModelRunner":
+    """The opened model on a device, with so many seats, KV pages and snapshot cells.
+
+    What the user should know goes to stderr, as does the progress (not with `quiet`). `on_disk`: the weights stand in a file and
+    not in memory already. ModelFileError; MemoryBudgetError where so much is not free.
+    """
+    from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner, load_model
 
     for remark in opened.remarks:
         print(f"headrace: warning: {remark.reason}", file=sys.stderr)
-    ops = choose_ops(config, configure_logging("warning", "console"))
     layout = opened.config.memory_layout(config.page_tokens, config.kv_type)
     plan = MemoryPlan(layout, num_pages, num_rows, num_cells)
     sizes = (num_rows, config.max_step_tokens, MAX_LOGIT_ROWS, opened.file.file_bytes)
@@ -42,10 +56,11 @@ def load_bare(
             f"{num_rows} sequences at once, {plan.kv_tokens} tokens in all, need {plan.total_bytes} bytes, "
             f"but {free_bytes} are free: take fewer or shorter ones"
         )
-    weights_bytes = opened.file.file_bytes if on_device is None else 0
+    weights_bytes = opened.file.file_bytes if on_device is None and on_disk else 0
     too_large = weights_remark(weights_bytes=weights_bytes, caches_bytes=plan.total_bytes, available_bytes=free_bytes)
     if too_large:
         print(f"headrace: warning: {too_large}", file=sys.stderr)
     with ProgressLine("loading", max(1, opened.file.file_bytes), quiet=quiet) as line:
-        model = load_model(opened.source, opened.config, ops, lambda done, total: line.update(done), read_in=too_large is None)
+        read_in = on_disk and too_large is None
+        model = load_model(opened.source, opened.config, ops, lambda done, total: line.update(done), read_in=read_in)
     return ModelRunner(model, ops, plan, config.max_step_tokens)

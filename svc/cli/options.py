@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -23,15 +23,19 @@ METADATA_KEYS = (
 METAVARS = {"size": "SIZE", "integer": "N", "number": "X", "text": "TEXT"}
 
 
-def add_options(parser: argparse.ArgumentParser, keys: Sequence[str] | None = None) -> None:
-    """Adds MODEL, --config and a flag per option (all of them, or only `keys`). Nothing is converted here: `load` does."""
+def add_options(
+    parser: argparse.ArgumentParser, keys: Sequence[str] | None = None, *, short: Mapping[str, str] | None = None
+) -> None:
+    """Adds MODEL, --config and a flag per option (all of them, or only `keys`). Nothing is converted here: `load` does.
+
+    `short`: second names of flags, by key."""
     parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=BY_KEY["model"].help.split(";")[0])
     parser.add_argument(
         "--config", metavar="FILE", help=f"TOML file of settings ({CONFIG_FILE_VARIABLE}); see ops/config/headrace.toml"
     )
     for option in OPTIONS:
         if option.key != "model" and (keys is None or option.key in keys):
-            _add_flag(parser, option)
+            _add_flag(parser, option, (short or {}).get(option.key))
 
 
 def load(namespace: argparse.Namespace) -> Config:
@@ -45,7 +49,7 @@ def load(namespace: argparse.Namespace) -> Config:
     return loaded.config
 
 
-def _add_flag(parser: argparse.ArgumentParser, option: Option) -> None:
+def _add_flag(parser: argparse.ArgumentParser, option: Option, short: str | None = None) -> None:
     """A flag that leaves no trace when it is not given, so that file and environment show through."""
     default = f" (default: {option.default_text})" if option.default_text else ""
     text = (option.help + default).replace("%", "%%")
@@ -57,4 +61,5 @@ def _add_flag(parser: argparse.ArgumentParser, option: Option) -> None:
         parser.add_argument(option.flag, metavar=option.metavar, action="append", default=argparse.SUPPRESS, help=text)
         return
     metavar = METAVARS.get(option.kind) or "{" + option.expected.removeprefix("one of ").replace(", ", ",") + "}"
-    parser.add_argument(option.flag, metavar=metavar, default=argparse.SUPPRESS, help=text)
+    names = (option.flag,) if short is None else (short, option.flag)
+    parser.add_argument(*names, metavar=metavar, default=argparse.SUPPRESS, help=text, dest=option.key)

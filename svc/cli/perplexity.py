@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from svc.cli.loading import DEVICE_KEYS, load_bare
+from svc.cli.loading import DEVICE_KEYS, load_bare, open_device
 from svc.cli.options import METADATA_KEYS, add_options, load
 from svc.cli.progress import ProgressLine
 from svc.config import Config
@@ -111,7 +111,7 @@ def measure(config: Config, text: str, chunk_tokens: int, num_sequences: int, *,
         raise ConfigError(f"the text has {len(tokens)} tokens, fewer than one chunk of {chunk_tokens}: give more text or --chunk")
     num_rows = min(num_sequences, len(chunks))
     num_pages = num_rows * -(-chunk_tokens // config.page_tokens)
-    runner = load_bare(config, opened, num_rows=num_rows, num_pages=num_pages, quiet=quiet)
+    runner = load_bare(config, opened, open_device(config), num_rows=num_rows, num_pages=num_pages, quiet=quiet)
 
     began = time.perf_counter()
     with ProgressLine("perplexity", chunks.size - len(chunks), quiet=quiet) as line:

@@ -37,9 +37,14 @@ class ProgressLine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.wipe()
+
+    def wipe(self) -> None:
+        """Takes away what is drawn on a terminal, before something else is printed there."""
         if self._drawn:
             self._stream.write("\r" + " " * self._drawn + "\r")
             self._stream.flush()
+            self._drawn = 0
 
     def update(self, done: int, note: str = "") -> None:
         """`done` units of `total` are done; `note` stands behind the estimate."""

@@ -6,8 +6,10 @@ file.
 
 import ctypes
 import platform
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,26 @@ def choose_level(wanted: str | None) -> str:
     return wanted
 
 
+class TimedLibrary:
+    """Stands before a library and adds up how long calls into it take, the conversion of arguments by ctypes included."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.seconds = 0.0
+        self._library = library
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function, clock = getattr(self._library, name), time.perf_counter
+
+        def timed(*arguments: Any) -> Any:
+            started = clock()
+            result = function(*arguments)
+            self.seconds += clock() - started
+            return result
+
+        setattr(self, name, timed)
+        return timed
+
+
 class Engine:
     """Owner of one C engine: its threads and scratch memory. One call at a time.
 
@@ -100,7 +122,7 @@ class Engine:
         self, level: str | None, num_threads: int, least_shared_work: int, most_partial_bytes: int, round_activations: bool = False
     ) -> None:
         self.level = choose_level(level)
-        self.library = load(self.level)
+        self.library: Any = load(self.level)
         self._codebooks: dict[str, NDArray[np.float32]] = {}
         handle = self.library.hr_open(num_threads, least_shared_work, most_partial_bytes, round_activations)
         if not handle:
@@ -123,6 +145,16 @@ class Engine:
         if book in CODEBOOKS and book not in self._codebooks:
             self._codebooks[book] = grid(book)
             self.library.hr_set_codebook(self.handle, CODEBOOKS.index(book), structs.address(self._codebooks[book]))
+
+    @contextmanager
+    def timed(self) -> Iterator[TimedLibrary]:
+        """Within it, calls are timed, which costs each of them some tenths of a microsecond."""
+        plain = self.library
+        self.library = timed = TimedLibrary(plain)
+        try:
+            yield timed
+        finally:
+            self.library = plain
 
     def call(self, name: str, *arguments: Any) -> None:
         """Runs an op of the library. MemoryError when it found no memory for its scratch."""

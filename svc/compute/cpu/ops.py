@@ -1,7 +1,8 @@
 """CpuOps: each operation is one call into the C library (csrc/), which runs it on its own threads while the GIL is free."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import byref
 from typing import Any, Literal
 
@@ -110,6 +111,12 @@ class CpuOps:
     def close(self) -> None:
         """Ends the threads. The ops must not be used afterwards."""
         self._engine.close()
+
+    @contextmanager
+    def timed(self) -> Iterator[Callable[[], float]]:
+        """Gives a clock of the seconds spent inside the C library meanwhile: what is left of a step is Python's share."""
+        with self._engine.timed() as library:
+            yield lambda: library.seconds
 
     # -- arrays and weights -----------------------------------------------------------------------------------------------------
     def weight(self, tensor: GgufTensor) -> CpuWeight:

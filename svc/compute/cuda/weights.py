@@ -82,8 +82,17 @@ def allocate_weight(device: Device, codebooks: Codebooks, tensor: GgufTensor) ->
 
 
 def upload_weight(device: Device, codebooks: Codebooks, tensor: GgufTensor) -> CudaWeight:
-    """A tensor copied to the device, complete on return."""
+    """A tensor copied to the device, complete on return. Of a stack that is one matrix over and over (stride 0, as random weights
+    have it) that one is copied there, and the others from it."""
     weight = allocate_weight(device, codebooks, tensor)
-    device.copy_in(weight.blocks, np.ascontiguousarray(tensor.data).reshape(-1))
+    whole = weight.blocks
+    once = tensor.data[:1] if tensor.data.strides[0] == 0 else tensor.data
+    first = np.ascontiguousarray(once).reshape(-1)
+    device.copy_in(whole.rows(0, len(first)), first)
+    done = len(first)
+    while done < whole.nbytes:
+        more = min(done, whole.nbytes - done)
+        device.copy(whole.rows(done, done + more), whole.rows(0, more))
+        done += more
     device.synchronize(device.main)
     return weight

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from svc.cli.bench.shapes import SHAPES
 from svc.compute.arch import load_model
 from svc.compute.arch.model import Ffn, Mixer, Model
 from svc.compute.layers.attention import AttentionWeights
@@ -42,61 +43,7 @@ def recipe(name: str) -> Recipe:
 
 # ---- named shapes
 
-
-def _config(
-    name: str,
-    *,
-    layers: int,
-    hidden: int,
-    vocabulary: int,
-    heads: int,
-    kv_heads: int,
-    value_heads: int,
-    dense: int = 0,
-    experts: int = 0,
-    used: int = 0,
-) -> ModelConfig:
-    """A hybrid with attention every fourth layer, heads of 256, 16 DeltaNet key heads of 128; all experts of 512."""
-    return ModelConfig(
-        name=name,
-        architecture="qwen3next" if vocabulary == 151_936 else "qwen35moe" if experts else "qwen35",
-        num_layers=layers,
-        num_mtp_layers=0,
-        hidden_size=hidden,
-        vocab_size=vocabulary,
-        context_length=262_144,
-        epsilon=1e-6,
-        recurrent_layers=tuple((layer + 1) % 4 != 0 for layer in range(layers)),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=256,
-        rotary_dims=64,
-        rope_base=1e7,
-        rope_scaling=None,
-        feed_forward_size=dense,
-        num_experts=experts,
-        num_experts_used=used,
-        expert_size=512 if experts else 0,
-        shared_expert_size=512 if experts else 0,
-        expert_weights_scale=1.0,
-        conv_kernel=4,
-        num_key_heads=16,
-        num_value_heads=value_heads,
-        key_dim=128,
-        value_dim=128,
-    )
-
-
-# fmt: off
-NAMED = {
-    "80b-a3b": _config("Qwen3-Next-80B-A3B", layers=48, hidden=2048, vocabulary=151_936, heads=16, kv_heads=2, value_heads=32,
-                       experts=512, used=10),
-    "35b-a3b": _config("Qwen3.5-35B-A3B", layers=40, hidden=2048, vocabulary=248_320, heads=16, kv_heads=2, value_heads=32,
-                       experts=256, used=8),
-    "27b": _config("Qwen3.5-27B", layers=64, hidden=5120, vocabulary=248_320, heads=24, kv_heads=4, value_heads=48, dense=17_408),
-    "9b": _config("Qwen3.5-9B", layers=32, hidden=4096, vocabulary=248_320, heads=16, kv_heads=4, value_heads=32, dense=12_288),
-}
-# fmt: on
+NAMED = {name: SHAPES[name] for name in ("80b-a3b", "35b-a3b", "27b", "9b")}
 
 
 def named_model(name: str, stored: Recipe) -> Model:

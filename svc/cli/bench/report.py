@@ -1,0 +1,169 @@
+"""What a run of the benchmark says: the machine, the model, the setting, and a result for each test."""
+
+import math
+import os
+import platform
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from svc.cli.bench.cases import Case
+from svc.cli.bench.loop import Round
+
+if TYPE_CHECKING:
+    from svc.compute.model_config import ModelConfig
+    from svc.compute.weights.gguf_file import GgufFile
+    from svc.memory.plan import MemoryPlan
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+class Machine(msgspec.Struct, frozen=True):
+    processor: str
+    num_cores: int  # that this process may use
+    load: float  # processes that wanted to run, average of the minute before; beside ours, figures are too low
+    device: str  # "cpu", "cuda", "reference"
+    device_name: str  # of the GPU; empty for a device that is the processor
+    level: str  # instruction set that the cpu device's kernels are built for; empty elsewhere
+    threads: int  # 0 where the device does not choose
+    activations: str  # "float" or "int8"
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """`quant_types`: shares of the tensors' bytes. `num_active_parameters`: that a token is multiplied with."""
+
+    file: str
+    name: str
+    architecture: str
+    size_bytes: int
+    num_parameters: int
+    num_active_parameters: int
+    quant_types: dict[str, float]
+
+
+class CacheFacts(msgspec.Struct, frozen=True):
+    """What the tests of this run needed, in bytes."""
+
+    kv_type: str
+    kv_bytes: int
+    kv_bytes_per_token: int
+    state_bytes: int  # live rows and snapshots
+    state_bytes_per_sequence: int
+
+
+class Result(msgspec.Struct, frozen=True):
+    """Tokens a second of all sequences together; `step_ms` is the median of a round's average step."""
+
+    test: str
+    prompt_tokens: int
+    generated_tokens: int
+    num_sequences: int
+    depth_tokens: int
+    median: float
+    smallest: float
+    largest: float
+    step_ms: float
+    rates: list[float]  # of each round, in order
+
+
+class HostShare(msgspec.Struct, frozen=True):
+    """How much of a step passes outside of the kernels: in Python, for planning, metadata and bookkeeping."""
+
+    test: str
+    step_ms: float
+    outside_ms: float
+
+    @property
+    def share(self) -> float:
+        return self.outside_ms / self.step_ms
+
+
+class Report(msgspec.Struct, frozen=True):
+    version: str
+    machine: Machine
+    model: ModelFacts
+    caches: CacheFacts
+    max_step_tokens: int
+    num_rounds: int
+    results: list[Result]
+    host_shares: list[HostShare]  # empty on a device that cannot tell
+    left_out: list[str]  # tests that do not fit the model's context
+
+
+def result(case: Case, rounds: list[Round]) -> Result:
+    rates = [one.rate for one in rounds]
+    step_ms = 1000 * statistics.median(one.seconds / one.steps for one in rounds)
+    sizes = (case.prompt, case.generate, case.batch, case.depth)
+    return Result(case.name, *sizes, statistics.median(rates), min(rates), max(rates), step_ms, rates)
+
+
+def host_share(case: Case, rounds: list[Round]) -> HostShare:
+    """Of the fastest round: what else runs on the machine shows in the others."""
+    best = min(rounds, key=lambda one: one.seconds)
+    return HostShare(case.name, 1000 * best.seconds / best.steps, 1000 * (best.seconds - best.kernel_s) / best.steps)
+
+
+def model_facts(file: "GgufFile", config: "ModelConfig") -> ModelFacts:
+    counts = {name: math.prod(tensor.shape) for name, tensor in file.tensors.items()}
+    sizes: dict[str, int] = {}
+    for tensor in file.tensors.values():
+        sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.nbytes
+    total = sum(sizes.values())
+    return ModelFacts(
+        file=str(file.path),
+        name=config.name,
+        architecture=config.architecture,
+        size_bytes=file.file_bytes,
+        num_parameters=sum(counts.values()),
+        num_active_parameters=num_active(file, config),
+        quant_types={kind: size / total for kind, size in sorted(sizes.items(), key=lambda item: -item[1])},
+    )
+
+
+def num_active(file: "GgufFile", config: "ModelConfig") -> int:
+    """Parameters that one token meets: of the experts its own, of a table of embeddings that is not the head too a row."""
+    count = 0
+    for name, tensor in file.tensors.items():
+        size = math.prod(tensor.shape)
+        if len(tensor.shape) == 3 and config.num_experts:
+            size = size // config.num_experts * config.num_experts_used
+        elif name == "token_embd.weight" and "output.weight" in file.tensors:
+            size = config.hidden_size
+        count += 0 if _is_mtp(name, config) else size
+    return count
+
+
+def _is_mtp(name: str, config: "ModelConfig") -> bool:
+    """Layers that only guess at further tokens; they stand behind the trunk."""
+    first, _, rest = name.partition(".")
+    number = rest.partition(".")[0]
+    return first == "blk" and number.isdecimal() and int(number) >= config.num_layers
+
+
+def cache_facts(plan: "MemoryPlan") -> CacheFacts:
+    return CacheFacts(
+        kv_type=plan.layout.kv_type,
+        kv_bytes=plan.kv_bytes,
+        kv_bytes_per_token=plan.layout.kv_bytes_per_token,
+        state_bytes=plan.row_bytes + plan.snapshot_bytes,
+        state_bytes_per_sequence=plan.layout.state_bytes,
+    )
+
+
+def load_average() -> float:
+    """Of the last minute; 0 where the system does not say."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
+def processor_name(cpuinfo: Path = CPUINFO) -> str:
+    """As the processor calls itself, or at least its kind."""
+    try:
+        for line in cpuinfo.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or "unknown processor"
