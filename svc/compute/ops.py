@@ -44,6 +44,7 @@ class Ops(Protocol):
     """The operations of one room (reference, cpu, cuda)."""
 
     name: str
+    copies_weights: bool  # `weight` reads all of a tensor; otherwise it may keep the map
 
     def bytes_for_caches(
         self, config: ModelConfig, layout: MemoryLayout, num_rows: int, max_step_tokens: int, logit_rows: int, weights_bytes: int
@@ -60,8 +61,11 @@ class Ops(Protocol):
         """Ends threads and gives back what the room holds itself; nothing of it may be used afterwards."""
 
     # -- arrays and weights -----------------------------------------------------------------------------------------------------
-    def weight(self, tensor: GgufTensor) -> Weight:
-        """Prepares a quantized or float matrix (2-D) or stack of experts (3-D). Keeps the file's type; may keep the map itself."""
+    def weight(self, tensor: GgufTensor, progress: Callable[[int], None] | None = None) -> Weight:
+        """Prepares a quantized or float matrix (2-D) or stack of experts (3-D). Keeps the file's type; may keep the map itself.
+
+        `progress(bytes of the tensor read so far)` is for rooms that copy weights; what it raises ends the load.
+        """
 
     def vector(self, values: NDArray[np.float32]) -> Array:
         """A small float32 array of parameters (norm weights, biases, convolution taps) on the device."""

@@ -62,6 +62,8 @@ def apart(file: GgufFile) -> GgufFile:
 class _NoDevice:
     """Stands where a room of operations does and keeps nothing."""
 
+    copies_weights = False
+
     def weight(self, tensor: GgufTensor) -> None:
         return None
 

@@ -57,6 +57,7 @@ class CpuOps:
     """`Ops` in C. Owner of the thread pool; called from one thread at a time."""
 
     name = "cpu"
+    copies_weights = False
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class CpuOps:
             yield lambda: library.seconds
 
     # -- arrays and weights -----------------------------------------------------------------------------------------------------
-    def weight(self, tensor: GgufTensor) -> CpuWeight:
+    def weight(self, tensor: GgufTensor, progress: Callable[[int], None] | None = None) -> CpuWeight:
         """ModelFileError for a type without a kernel."""
         if not self._engine.library.hr_supports(tensor.quant.ggml_id):
             raise ModelFileError(f"the tensor {tensor.name} has the type {tensor.type}, which the cpu device cannot compute with")

@@ -19,6 +19,7 @@ from svc.compute.cuda.graphs import DecodeGraphs, DecodeShape
 from svc.compute.cuda.moe_ffn import MoeSizes, moe_buffers, moe_ffn
 from svc.compute.cuda.sampler import DeviceSampler
 from svc.compute.cuda.step import CudaStep, StepLimits, StepUploads
+from svc.compute.cuda.uploads import Uploads
 from svc.compute.cuda.weights import Codebooks, CudaWeight, upload_weight
 from svc.compute.cuda.workspace import check_sizes, scratch_bytes, step_bytes
 from svc.compute.layers.attention import AttentionWeights
@@ -42,6 +43,7 @@ class CudaOps:
     """`Ops` over a Device. Owner of the scratch memory and of the buffers for metadata; called from one thread at a time."""
 
     name = "cuda"
+    copies_weights = True
     state_order = STATE_ORDER
 
     def __init__(self, device: Device, *, graphs: bool = True, exact: bool = False) -> None:
@@ -57,6 +59,7 @@ class CudaOps:
         self._limits: StepLimits | None = None
         self._thread = threading.get_ident()
         self._codebooks = Codebooks(device)
+        self._weight_uploads = Uploads(device)
         self._arena = Arena(device)
         self._uploads = StepUploads(device, exact=exact)
         self._step: tuple[StepInputs | None, CudaStep | None] = (None, None)
@@ -91,6 +94,7 @@ class CudaOps:
         return left_bytes
 
     def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
+        self._weight_uploads.close()  # there will be no more
         limits = self._limits = StepLimits.of(config, plan, max_step_tokens, exact=self._exact)
         self._graphs = DecodeGraphs()
         self._arena.reserve(scratch_bytes(config, limits, logit_rows))
@@ -101,17 +105,18 @@ class CudaOps:
     def close(self) -> None:
         """Waits for the device and lets its memory go. The ops must not be used afterwards."""
         self.device.synchronize()
+        self._weight_uploads.close()
         self._arena, self._uploads, self._list = Arena(self.device), StepUploads(self.device), None
         self._step, self._graphs, self._sampler = (None, None), DecodeGraphs(), None
         gc.collect()
 
     # -- arrays and weights -----------------------------------------------------------------------------------------------------
-    def weight(self, tensor: GgufTensor) -> CudaWeight:
+    def weight(self, tensor: GgufTensor, progress: Callable[[int], None] | None = None) -> CudaWeight:
         """Copies the blocks as they are. MemoryBudgetError when the device is full; ModelFileError for columns without kernel."""
         if tensor.shape[-1] % 4:
             raise ModelFileError(f"the tensor {tensor.name} has rows of {tensor.shape[-1]} values, no multiple of 4")
         try:
-            return upload_weight(self.device, self._codebooks, tensor)
+            return upload_weight(self.device, self._codebooks, self._weight_uploads, tensor, progress)
         except MemoryError as error:
             memory = self.device.memory()
             raise MemoryBudgetError(

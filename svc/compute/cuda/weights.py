@@ -1,11 +1,13 @@
 """Weights in device memory: blocks as the file has them, and the codebooks that some formats need beside them."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.cuda.device import Device, DeviceArray
+from svc.compute.cuda.uploads import Uploads
 from svc.compute.quant import QUANT_TYPES
 from svc.compute.weights.gguf_file import GgufTensor
 from svc.compute.weights.grids import grid
@@ -81,18 +83,20 @@ def allocate_weight(device: Device, codebooks: Codebooks, tensor: GgufTensor) ->
     return CudaWeight(tensor.name, tensor.type, rows, columns, stack[0] if stack else None, data, codebooks.of(tensor.type))
 
 
-def upload_weight(device: Device, codebooks: Codebooks, tensor: GgufTensor) -> CudaWeight:
-    """A tensor copied to the device, complete on return. Of a stack that is one matrix over and over (stride 0, as random weights
-    have it) that one is copied there, and the others from it."""
+def upload_weight(
+    device: Device, codebooks: Codebooks, uploads: Uploads, tensor: GgufTensor, progress: Callable[[int], None] | None = None
+) -> CudaWeight:
+    """A tensor copied to the device before whatever is queued on the main stream from now on.
+
+    Of a stack that is one matrix over and over (stride 0: random weights) that one is copied there, and the others from it.
+    """
     weight = allocate_weight(device, codebooks, tensor)
     whole = weight.blocks
-    once = tensor.data[:1] if tensor.data.strides[0] == 0 else tensor.data
-    first = np.ascontiguousarray(once).reshape(-1)
-    device.copy_in(whole.rows(0, len(first)), first)
-    done = len(first)
+    once = replace(tensor, data=tensor.data[:1]) if tensor.data.strides[0] == 0 else tensor
+    uploads.upload(whole.rows(0, once.nbytes), once.pieces(uploads.piece_bytes), progress)
+    done = once.nbytes
     while done < whole.nbytes:
         more = min(done, whole.nbytes - done)
         device.copy(whole.rows(done, done + more), whole.rows(0, more))
         done += more
-    device.synchronize(device.main)
     return weight

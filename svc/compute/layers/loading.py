@@ -19,7 +19,8 @@ Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 class WeightLoader:
     """One load of one file into one room. Counts bytes for `progress`.
 
-    With `read_in` the data is read from the disk on the way. Without, a room that uses the map leaves that to the first step.
+    With `read_in` the data is read from the disk on the way, for a room that copies weights: as it copies them.
+    Without, a room that uses the map leaves that to the first step.
     """
 
     def __init__(self, source: WeightSource, ops: "Ops", progress: Progress | None = None, read_in: bool = True) -> None:
@@ -44,6 +45,10 @@ class WeightLoader:
 
     def prepare(self, tensor: GgufTensor) -> Any:
         """A weight from a tensor taken already, whole or a part of one."""
+        if self._ops.copies_weights:
+            weight = self._ops.weight(tensor, self._report)
+            self._done_bytes += tensor.nbytes
+            return weight
         self._count(tensor)
         return self._ops.weight(tensor)
 
@@ -61,9 +66,13 @@ class WeightLoader:
 
     def _count(self, tensor: GgufTensor) -> None:
         for done in tensor.read_in() if self._read_in else (tensor.nbytes,):
-            if self._progress:
-                self._progress(self._done_bytes + done, self._total_bytes)
+            self._report(done)
         self._done_bytes += tensor.nbytes
+
+    def _report(self, done_bytes: int) -> None:
+        """`done_bytes`: of the tensor under way."""
+        if self._progress:
+            self._progress(self._done_bytes + done_bytes, self._total_bytes)
 
 
 def row_slice(tensor: GgufTensor, start: int, stop: int) -> GgufTensor:

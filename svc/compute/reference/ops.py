@@ -33,6 +33,7 @@ class ReferenceOps:
     """`Ops` in numpy: each operation is the function of the same name in the file of the same name."""
 
     name = "reference"
+    copies_weights = False
 
     def __init__(self, dequant_cache_bytes: int = DEQUANT_CACHE_BYTES) -> None:
         """`dequant_cache_bytes`: how much of the weights may stay in memory as float32; the rest is dequantized at each use."""
@@ -56,7 +57,7 @@ class ReferenceOps:
     def close(self) -> None:
         """There is nothing to end."""
 
-    def weight(self, tensor: GgufTensor) -> ReferenceWeight | list[ReferenceWeight]:
+    def weight(self, tensor: GgufTensor, progress: Callable[[int], None] | None = None) -> ReferenceWeight | list[ReferenceWeight]:
         return prepare(tensor, self._dequant_cache)
 
     def vector(self, values: NDArray[np.float32]) -> Float32:

@@ -139,6 +139,8 @@ def _experts(config: ModelConfig, stored: Recipe, matrix: Callable[..., Matrix])
 class _Sizes:
     """Stands where a room of operations does while a file is loaded, and keeps sizes only."""
 
+    copies_weights = False
+
     def weight(self, tensor: GgufTensor) -> Matrix:
         *stack, rows, columns = tensor.shape
         return Matrix(WeightType.of(tensor.type), rows, columns, stack[0] if stack else None)

@@ -1,5 +1,6 @@
 """Whole models through the CUDA room on the emulated device: transformers' logits and answers."""
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -28,9 +29,9 @@ ROWS = 16  # last rows of logits that are compared
 class FloatOps(CudaOps):
     """Weights go to the device as float32, which other kernels multiply with float activations: exact, as the goldens are."""
 
-    def weight(self, tensor: GgufTensor) -> CudaWeight:
+    def weight(self, tensor: GgufTensor, progress: Callable[[int], None] | None = None) -> CudaWeight:
         values = np.ascontiguousarray(tensor.dequantize(), np.float32).reshape(tensor.shape)
-        return super().weight(GgufTensor(tensor.name, tensor.shape, "F32", values.view(np.uint8)))
+        return super().weight(GgufTensor(tensor.name, tensor.shape, "F32", values.view(np.uint8)))  # whose bytes are not the file's
 
 
 @pytest.fixture(scope="module", params=["emulated", "lazy", *(["cuda"] if have_gpu() else [])])
