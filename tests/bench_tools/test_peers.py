@@ -87,6 +87,22 @@ def test_sizes_are_as_named(name: str, all_billions: float, used_billions: float
     assert (round(total, 1), round(used, 1)) == (all_billions, used_billions)
 
 
+def test_the_work_of_a_token() -> None:
+    """Counted by hand for one layer of attention and three of DeltaNet: a byte and a sixteenth per weight, float32 routers."""
+    shape = models.Shape(
+        "any", layers=4, hidden=256, vocabulary=1000, heads=2, kv_heads=1, head_dim=128, key_heads=1, value_heads=2, state=128,
+        feed_forward=256, experts=8, used=2,
+    )  # fmt: skip
+    attention = 256 * (512 + 128 + 128) + 256 * 256
+    delta = 256 * (512 + 256 + 2 + 2) + 256 * 256
+    experts = 3 * 3 * 256 * 256  # two and the shared one
+    quantized = attention + 3 * delta + 4 * experts + 256 * 1000
+    floats = 4 * 8 * 256 + 3 * 4 * 512  # routers, convolutions
+    work = models.Work.of(shape, "Q8_0")
+    assert work.operations == 2 * (quantized + floats)
+    assert work.weight_bytes == quantized * 34 // 32 + 4 * floats
+
+
 def test_the_vocabulary_is_a_real_one() -> None:
     """Text comes back, merges are used, and the control tokens of the template are single tokens."""
     metadata = models.tokenizer_metadata(4096)

@@ -17,7 +17,7 @@ from tests.bench.peers.build import IK, LLAMA, bin_folder, build, libraries_with
 from tests.bench.peers.compare import KINDS, compare_rates, compare_serving, compare_starts
 from tests.bench.peers.engines import Engine, Headrace, IkLlama, LlamaCpp
 from tests.bench.peers.machine import load, this_machine, warning
-from tests.bench.peers.models import SHAPES, model_file
+from tests.bench.peers.models import SHAPES, Work, model_file
 from tests.bench.peers.report import table
 from tests.bench.peers.servers import HeadraceServer, LlamaServer, ServerKind
 
@@ -55,7 +55,9 @@ def main() -> None:
     found = {}
     if "rates" in arguments.parts:
         for name, path in models.items():
-            found[f"{name}, tokens a second"] = compare_rates(engines, path, arguments.threads, arguments.rounds)
+            shape, kind = name.split("-", 1)
+            work = Work.of(SHAPES[shape], kind)
+            found[f"{name}, tokens a second"] = compare_rates(engines, path, work, arguments.threads, arguments.rounds)
     if "serving" in arguments.parts:
         name = next(iter(models))
         found |= compare_serving(servers, name, models[name], arguments.threads, arguments.rounds)

@@ -6,11 +6,13 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 from tests.bench.peers.engines import TASKS, Engine, Task, Variant
-from tests.bench.peers.report import Comparison
+from tests.bench.peers.models import Work
+from tests.bench.peers.report import Comparison, shown
 from tests.bench.peers.servers import (
     ROOT,
     Server,
@@ -77,7 +79,7 @@ def run_once(engine: Engine, task: Task, model: Path, threads: int, variant: Var
 
 
 def best_variants(engine: Engine, model: Path, threads: int) -> dict[Task, tuple[Variant, float]]:
-    """For each test the variant that was best in one run of each. Tests that the engine cannot do at all are not in it."""
+    """For each task the variant that was best in one run of each. Tasks that the engine cannot do at all are not in it."""
     best: dict[Task, tuple[Variant, float]] = {}
     for task in TASKS:
         for variant in engine.variants:
@@ -87,8 +89,8 @@ def best_variants(engine: Engine, model: Path, threads: int) -> dict[Task, tuple
     return best
 
 
-def compare_rates(engines: Sequence[Engine], model: Path, threads: int, rounds: int) -> Part:
-    """The tests of one model. What chose the variants is not counted; it also reads the file into memory."""
+def compare_rates(engines: Sequence[Engine], model: Path, work: Work, threads: int, rounds: int) -> Part:
+    """The tasks of one model. What chose the variants is not counted; it also reads the file into memory."""
     chosen = {engine.name: best_variants(engine, model, threads) for engine in engines}
     samples: dict[Task, dict[str, list[float]]] = {task: {engine.name: [] for engine in engines} for task in TASKS}
     for number in range(rounds):
@@ -103,7 +105,17 @@ def compare_rates(engines: Sequence[Engine], model: Path, threads: int, rounds: 
         names = [f"{task.name}: {variant.name}" for task, (variant, _) in chosen[engine.name].items()]
         part.notes.append(f"{engine.name}: {'; '.join(names) or 'does not run this model'}.")
         part.details[engine.name] = names
+    part.notes += [reached(row, work) for row in part.rows[:2] if any(row.samples.values())]
     return part
+
+
+def reached(row: Comparison, work: Work) -> str:
+    """What a rate is in bytes of weights (generation of one sequence) or in operations (a prompt), for each engine's median."""
+    one_by_one = row.test.startswith("generate")
+    amount, unit = (work.weight_bytes, "GB/s of weights") if one_by_one else (work.operations, "GOP/s")
+    medians = {name: row.median(name) for name in row.samples}
+    shares = [f"{name} {shown(median * amount / 1e9)}" for name, median in medians.items() if median is not None]
+    return f"{row.test} in {unit}: {', '.join(shares)}."
 
 
 # ---- servers
@@ -127,7 +139,12 @@ def compare_serving(kinds: Sequence[ServerKind], name: str, model: Path, threads
             messages = conversation(text, number, PROMPT_CHARACTERS)
             for case, asked in zip(cases, (messages, messages, next_turn(messages)), strict=True):
                 for server in rotated(servers, number):
-                    seconds, lengths[case] = server.first_token(asked)
+                    try:
+                        seconds, lengths[case] = server.first_token(asked)
+                    except (RuntimeError, OSError, HTTPException) as error:
+                        progress(f"{server.name} is given up: {error!r} {server.last_lines()}")
+                        servers.remove(server)
+                        continue
                     samples[case][server.name].append(1000 * seconds)
                     progress(f"{model.name}: {case}: {server.name}: {1000 * seconds:.1f} ms of {lengths[case]} tokens")
         memory = {server.name: server.memory() for server in servers}

@@ -1,6 +1,6 @@
-"""Programs that measure: one test of one model in a process of its own, and the tokens a second in what it prints.
+"""Programs that measure: one task with one model in a process of its own, and the tokens a second in what it prints.
 
-A variant is a setting that may or may not help a peer on a machine. All of them are tried once and each test gets its best.
+A variant is a setting that may or may not help a peer on a machine. All of them are tried once and each task gets its best.
 """
 
 import json
@@ -149,7 +149,7 @@ def _json(output: str) -> Any:
 
 
 def bench_rate(output: str) -> float:
-    """Of `llama-bench -o json` with one test."""
+    """Of `llama-bench -o json` with one task."""
     entries: Sequence[dict[str, Any]] = _json(output)
     if len(entries) != 1:
         raise ValueError(f"{len(entries)} results instead of one")
@@ -157,7 +157,7 @@ def bench_rate(output: str) -> float:
 
 
 def batched_jsonl_rate(output: str) -> float:
-    """Generation, all sequences together, of `llama-batched-bench --output-format jsonl` with one test."""
+    """Generation, all sequences together, of `llama-batched-bench --output-format jsonl` with one task."""
     return float(_json(output)["speed_tg"])
 
 

@@ -8,6 +8,7 @@ llama-quantize makes of such a model.
 import hashlib
 import json
 import lzma
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -149,6 +150,29 @@ def _feed_forward(s: Shape, body: str, finer: str) -> Iterator[Tensor]:
     else:
         for name, matrix, kind in (("gate", wide, body), ("up", wide, body), ("down", narrow, finer)):
             yield Tensor(f"ffn_{name}.weight", matrix, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one token takes: weights that are read for it alone, and multiplications and additions with them."""
+
+    weight_bytes: int
+    operations: int
+
+    @classmethod
+    def of(cls, shape: Shape, kind: str) -> "Work":
+        """Matrices only; of the experts those that are used, of an embedding that is not the head nothing."""
+        read = values = 0
+        for tensor in tensors(shape, kind):
+            *rows, columns = tensor.shape
+            if not rows or (tensor.name == "token_embd.weight" and not shape.tied):
+                continue
+            if "_exps." in tensor.name:
+                rows[0] = shape.used
+            count = math.prod(rows)
+            read += count * quant_type(tensor.type).row_bytes(columns)
+            values += count * columns
+        return cls(read, 2 * values)
 
 
 # ---- bytes

@@ -209,8 +209,11 @@ def start_times(kinds: Sequence[ServerKind], setting: Setting, rounds: int) -> d
     found: dict[str, list[float]] = {kind.name: [] for kind in kinds}
     for number in range(rounds):
         for kind in rotated(kinds, number):
-            with Server(kind, setting) as server:
-                found[kind.name].append(server.ready_s)
+            try:
+                with Server(kind, setting) as server:
+                    found[kind.name].append(server.ready_s)
+            except RuntimeError as error:
+                print(error, file=sys.stderr, flush=True)
     return found
 
 
