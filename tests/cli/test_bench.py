@@ -262,7 +262,7 @@ def some_report(*cases: Case) -> Report:
 def test_panels() -> None:
     """Every result is a point of one curve at least, and a curve has one length and rising places."""
     cases = list(wanted_cases([64], [8, 16], [1, 2, 4], [0, 32, 128]))
-    together, alone, prompt = panels_of(some_report(*cases))
+    together, alone, prompt, lengths = panels_of(some_report(*cases))
     assert [(name, [x for x, _ in points]) for name, points in together[2]] == [
         ("generate 8", [1, 2, 4]), ("generate 16", [1, 2, 4]),
     ]  # fmt: skip
@@ -270,8 +270,11 @@ def test_panels() -> None:
         ("generate 8", [0, 32, 128]), ("generate 16", [0, 32, 128]),
     ]  # fmt: skip
     assert [(name, [x for x, _ in points]) for name, points in prompt[2]] == [("prompt 64", [0, 32, 128])]
+    assert lengths[2] == []
     shown = {one.test for _, _, curves in (together, alone, prompt) for _, points in curves for _, one in points}
     assert shown == {case.name for case in cases}
+    *_, lengths = panels_of(some_report(*wanted_cases([8, 64, 512], [0], [1], [0])))
+    assert [[x for x, _ in points] for _, points in lengths[2]] == [[8, 64, 512]]
 
 
 @pytest.mark.parametrize(
@@ -279,6 +282,7 @@ def test_panels() -> None:
     [
         (["--repeat", "0"], "--repeat"),
         (["--repeat", "1,2"], "--repeat"),
+        (["--repeat", "five"], "--repeat"),
         (["--batch", "1,x"], "--batch"),
         (["--batch", "0"], "--batch"),
         (["--batch", "64", "--max-step-tokens", "32"], "--batch 64"),
@@ -327,7 +331,7 @@ def test_random_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(random_model, "available_memory_bytes", lambda: 2**20)
     assert main(["bench", "--random", "tiny", "--device", "cpu"]) == 2
     captured = capsys.readouterr()
-    assert "--random tiny needs 4MiB" in captured.err
+    assert "--random tiny needs 4.70 MiB" in captured.err
     assert captured.err.count("\n") == 1
 
 

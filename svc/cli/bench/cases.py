@@ -37,11 +37,17 @@ def numbers(flag: str, text: str, *, least: int = 0, most: int = MOST_TOKENS) ->
     return found
 
 
+def one_number(flag: str, text: str, *, least: int, most: int) -> int:
+    if not (text.isdecimal() and text.isascii() and least <= int(text) <= most):
+        raise ConfigError(f"{flag} must be a whole number from {least} to {most}, not {text!r}")
+    return int(text)
+
+
 def wanted_cases(prompts: list[int], generates: list[int], batches: list[int], depths: list[int]) -> Iterator[Case]:
-    """In the order of the table. Several at once are measured without a past, what has a past alone; a size of 0 leaves its tests
-    out."""
+    """In the order of the table. One sequence behind every depth, several at once behind the smallest (usually 0); a size of 0
+    leaves its tests out."""
     for depth in depths:
         yield from (Case(prompt=prompt, depth=depth) for prompt in prompts if prompt)
         yield from (Case(generate=generate, depth=depth) for generate in generates if generate)
     for batch in batches:
-        yield from (Case(generate=generate, batch=batch) for generate in generates if generate and batch > 1)
+        yield from (Case(generate=generate, batch=batch, depth=depths[0]) for generate in generates if generate and batch > 1)

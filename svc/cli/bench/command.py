@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from svc.cli.bench.cases import Case, numbers, wanted_cases
+from svc.cli.bench.cases import Case, numbers, one_number, wanted_cases
 from svc.cli.bench.plot import check_plot, draw
 from svc.cli.bench.render import markdown
 from svc.cli.bench.report import Report
@@ -18,6 +18,7 @@ from svc.cli.options import METADATA_KEYS, add_options, load
 from svc.errors import ConfigError
 
 MOST_SEQUENCES = 1024  # as for `max_seats`
+MOST_ROUNDS = 10_000
 STDOUT = "-"
 
 
@@ -55,7 +56,13 @@ def add_command(commands: Any) -> None:
 
     add("-p", "--prompt", metavar="N,N", default="512", text="lengths of prompts in tokens; 0 leaves these tests out")
     add("-n", "--generate", metavar="N,N", default="64", text="numbers of tokens to generate; 0 leaves these tests out")
-    add("-b", "--batch", metavar="N,N", default="1,2,4,8,16", text="numbers of sequences that generate at once")
+    add(
+        "-b",
+        "--batch",
+        metavar="N,N",
+        default="1,2,4,8,16",
+        text="numbers of sequences that generate at once, behind the smallest depth",
+    )
     add(
         "-d",
         "--depth",
@@ -119,9 +126,7 @@ def read_flags(namespace: argparse.Namespace) -> Wanted:
     )
     if not cases:
         raise ConfigError("nothing to measure: --prompt and --generate are both 0")
-    rounds = numbers("--repeat", namespace.repeat, least=1, most=10_000)
-    if len(rounds) > 1:
-        raise ConfigError(f"--repeat must be one number, not {namespace.repeat!r}")
+    num_rounds = one_number("--repeat", namespace.repeat, least=1, most=MOST_ROUNDS)
     if namespace.json == namespace.markdown == STDOUT:
         raise ConfigError("--json and --markdown cannot both go to the standard output: give one of them a file")
     plot = Path(namespace.plot) if namespace.plot is not None else None
@@ -129,7 +134,7 @@ def read_flags(namespace: argparse.Namespace) -> Wanted:
         check_plot(plot)
     for flag in ("json", "markdown", "plot"):
         check_target(f"--{flag}", getattr(namespace, flag))
-    return Wanted(cases, rounds[0], namespace.random, namespace.json, namespace.markdown, plot)
+    return Wanted(cases, num_rounds, namespace.random, namespace.json, namespace.markdown, plot)
 
 
 def check_target(flag: str, name: str | None) -> None:

@@ -83,7 +83,7 @@ class Loop:
         self.runner.close()
 
     def measure(self, case: Case) -> Round:
-        """One round. The past is in the cache; everything else is new text."""
+        """One round. The past is in the cache, one for all; everything else is new text, and no two sequences are alike."""
         past = self._pasts.setdefault(case.depth, self._text(case.depth))
         if past:
             self._run([past], 0)  # evaluates only what the cache has lost
@@ -91,7 +91,7 @@ class Loop:
             run = self._run([past + self._text(case.prompt)], 0)
             assert run.cached_tokens == case.depth, f"{run.cached_tokens} tokens of a past of {case.depth} were known"
             return _between(run.began, run.ended, case.prompt)
-        run = self._run([past or self._text(1) for _ in range(case.batch)], case.generate + 1)
+        run = self._run([past + self._text(1) for _ in range(case.batch)], case.generate + 1)
         return _between(run.all_generate, run.ended, case.generate * case.batch)
 
     def _text(self, length: int) -> tuple[int, ...]:

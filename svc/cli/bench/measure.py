@@ -108,9 +108,9 @@ def forecast(loop: Loop, cases: list[Case]) -> list[float]:
 
 def host_shares(loop: Loop, ops: TimedOps, cases: list[Case], num_rounds: int) -> list[HostShare]:
     """Python's share of the steps that generate, for the fewest and the most sequences. In rounds of its own: timing costs time."""
-    alone = [case for case in cases if case.generate and not case.depth]
+    answers = [case for case in cases if case.generate]
     found = []
-    for case in sorted({min(alone, key=_batch), max(alone, key=_batch)}, key=_batch) if alone else ():
+    for case in sorted({min(answers, key=_batch), max(answers, key=_batch)}, key=_batch) if answers else ():
         short = Case(generate=min(case.generate, MOST_SHARE_TOKENS), batch=case.batch)
         with ops.timed() as clock:
             loop.kernel_clock = clock

@@ -1,14 +1,13 @@
 """`--random SHAPE[:TYPE]`: a named shape opened as if it were a file."""
 
 from svc.cli.bench.random_weights import MIX, TYPES, apart, random_file
+from svc.cli.bench.render import size
 from svc.cli.bench.shapes import SHAPES
 from svc.compute.opening import OpenedModel
 from svc.compute.weights.tensors import WeightSource
-from svc.config import Config, format_size
+from svc.config import Config
 from svc.errors import ConfigError, MemoryBudgetError
 from svc.machine import available_memory_bytes
-
-MIB = 2**20
 
 
 def list_shapes() -> str:
@@ -31,7 +30,7 @@ def open_random(wanted: str, config: Config, *, has_own_memory: bool) -> OpenedM
         free_bytes = available_memory_bytes()
         if file.file_bytes > free_bytes:
             raise MemoryBudgetError(
-                f"--random {wanted} needs {_rounded(file.file_bytes)} of memory for weights, but {_rounded(free_bytes)} are free: "
+                f"--random {wanted} needs {size(file.file_bytes)} of memory for weights, but {size(free_bytes)} are free: "
                 "take a smaller shape, or a GPU"
             )
         file = apart(file)
@@ -40,7 +39,3 @@ def open_random(wanted: str, config: Config, *, has_own_memory: bool) -> OpenedM
 
 def _names() -> str:
     return f"the shapes {', '.join(SHAPES)} and the types {', '.join(TYPES)}"
-
-
-def _rounded(nbytes: int) -> str:
-    return format_size(nbytes - nbytes % MIB)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from svc.cli.bench.report import HostShare, Report, Result
+from svc.cli.bench.report import HostShare, Machine, Report, Result
 
 COLUMNS = ("test", "tokens/s", "smallest", "largest", "ms/step")
 WIDTH = 12
@@ -35,17 +35,12 @@ def markdown(report: Report) -> str:
     return "\n".join([*lines, *([""] if closing else []), *(f"- {line}" for line in closing)])
 
 
-def subtitle(report: Report) -> str:
-    """For a picture: the machine in a line."""
-    return f"{report.model.file} on {_device(report)}"
-
-
 def _facts(report: Report) -> Iterator[tuple[str, str]]:
     model, caches, machine = report.model, report.caches, report.machine
     types = ", ".join(f"{kind} {_percent(share)}" for kind, share in model.quant_types.items())
     yield "model", f"{model.file} ({model.architecture}), {size(model.size_bytes)}: {types}"
     yield "weights", f"{_count(model.num_parameters)} parameters, {_count(model.num_active_parameters)} of them active for a token"
-    yield "device", _device(report)
+    yield "device", device_text(machine)
     yield "machine", f"{machine.processor}, {machine.num_cores} cores, load {machine.load:.1f} before the start"
     yield (
         "caches",
@@ -59,8 +54,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     )
 
 
-def _device(report: Report) -> str:
-    machine = report.machine
+def device_text(machine: Machine) -> str:
     parts = [machine.device]
     if machine.device_name:
         parts.append(machine.device_name)
