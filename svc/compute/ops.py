@@ -125,5 +125,8 @@ class Ops(Protocol):
     def logits(self, out: Array, output: Weight, vectors: Array) -> None:
         """out[i] = output . vectors[i]; vectors [n, C] are final hidden rows, out is [n, V] float32."""
 
+    def logprobs(self, logits: Array, rows: Sequence[int], targets: Sequence[int]) -> list[float]:
+        """log softmax(logits[rows[i]])[targets[i]], logits [n, V]; NaN where a logit of the row is not finite. Waits for them."""
+
     def sample(self, logits: Array, rows: Sequence[int], samples: Sequence[Sample]) -> list[Sampled]:
         """samples[i] drawn from logits[rows[i]] [n, V] as sampling/chain.py defines. Waits for the tokens."""

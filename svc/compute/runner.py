@@ -17,7 +17,6 @@ from svc.compute.arch.model import Model
 from svc.compute.backend import Sampled, Score, StepBatch, StepResult
 from svc.compute.model_config import ModelConfig
 from svc.compute.ops import Ops
-from svc.compute.sampling.chain import logprob
 from svc.compute.step_inputs import StepInputs, build_step_inputs, pairs
 from svc.compute.weights.gguf_file import GgufFile
 from svc.compute.weights.tensors import WeightSource
@@ -99,8 +98,8 @@ class ModelRunner:
         by_token = self._in_blocks(tokens, lambda out, part: self._ops.hidden_rows(out, hidden, norm, epsilon, part))
         results: dict[int, float] = {}
         for logits, rows, indices in by_token:
-            values = self._ops.to_numpy(logits)
-            results |= {index: logprob(values[row], batch.scores[index].target) for row, index in zip(rows, indices, strict=True)}
+            targets = [batch.scores[index].target for index in indices]
+            results |= zip(indices, self._ops.logprobs(logits, rows, targets), strict=True)
         return tuple(results[index] for index in range(len(batch.scores)))
 
     def _sample(self, batch: StepBatch) -> tuple[Sampled, ...]:

@@ -70,7 +70,7 @@ def test_order_of_a_step(rig: Rig) -> None:
     mixers = ["delta_mixer", "dense_ffn"] * 3 + ["attention_mixer", "dense_ffn"]
     assert ops.calls == [
         "copy_pages", "save_rows", "zero_rows", "restore_rows", "submit", "embed", *mixers, "final_hidden",
-        "hidden_rows", "logits", "to_numpy", "live_hidden", "logits", "sample", "finish",
+        "hidden_rows", "logits", "logprobs", "live_hidden", "logits", "sample", "finish",
     ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import pytest
 from tests.kernels import oracle
 from tests.kernels.bench import BATCH_IDS, BATCHES, Bench, Weights, delta_layout, middle_captures
 from tests.kernels.rooms import Room
+from tests.tolerances import KERNEL
 
 WIDTHS = {"F32": 40, "F16": 24, "BF16": 72, "Q8_0": 64, "Q4_0": 96}
 
@@ -79,3 +80,21 @@ def test_logits(room: Room, count: int, kind: str) -> None:
     ops.logits(out, output, vectors)
     expected = room.activations(values.astype(float), kind) @ exact.T
     np.testing.assert_allclose(ops.to_numpy(out), expected, rtol=room.tolerance(kind), atol=room.tolerance(kind))
+
+
+@pytest.mark.parametrize("count", [1, 3, 300])
+def test_logprobs(room: Room, count: int) -> None:
+    """log softmax of given tokens, rows in any order and repeated; a row that is not finite gives NaN and its neighbours do not
+    notice."""
+    ops, random = room.make(), np.random.default_rng(10)
+    values = random.normal(0, 5, (4, 101)).astype(np.float32)
+    values[2, 77] = np.inf
+    logits = ops.empty(values.shape)
+    room.write(logits, values)
+    rows, targets = random.integers(0, 4, count), random.integers(0, 101, count)
+    rows[0], targets[0] = 3, 100
+    exact = values.astype(float)
+    expected = exact[rows, targets] - np.logaddexp.reduce(exact, axis=1)[rows]
+    expected[rows == 2] = np.nan
+    found = ops.logprobs(logits, rows.tolist(), targets.tolist())
+    np.testing.assert_allclose(found, expected, rtol=KERNEL, atol=KERNEL)

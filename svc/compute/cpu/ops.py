@@ -18,7 +18,7 @@ from svc.compute.layers.delta import DeltaWeights
 from svc.compute.layers.dense_ffn import DenseFfnWeights
 from svc.compute.layers.moe_ffn import MoeFfnWeights
 from svc.compute.model_config import ModelConfig
-from svc.compute.sampling.chain import sample_rows
+from svc.compute.sampling.chain import logprob, sample_rows
 from svc.compute.step_inputs import StepInputs
 from svc.compute.weights.gguf_file import GgufTensor
 from svc.errors import ModelFileError
@@ -99,6 +99,9 @@ class CpuOps:
 
     def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
         """The C side allocates as it goes."""
+
+    def logprobs(self, logits: Float32, rows: Sequence[int], targets: Sequence[int]) -> list[float]:
+        return [logprob(logits[row], target) for row, target in zip(rows, targets, strict=True)]
 
     def sample(self, logits: Float32, rows: Sequence[int], samples: Sequence[Sample]) -> list[Sampled]:
         return sample_rows(logits, rows, samples)

@@ -63,7 +63,11 @@ def gate_up(
     exact: bool = False,
     stream: Stream | None = None,
 ) -> None:
-    """out[t] = silu(gate . x[t]) * (up . x[t]); out float32 [T, rows]. As `matmul` otherwise."""
+    """out[t] = silu(gate . x[t]) * (up . x[t]); out float32 [T, rows]. As `matmul` otherwise.
+
+    One launch for matrices of one type, as files mostly have them. Two where the types differ, as a kernel knows one format, and
+    for many rows of floats: the second then reads what the first has written, 8 bytes for each element of `out`.
+    """
     assert (gate.rows, gate.columns, gate.num_experts) == (up.rows, up.columns, up.num_experts)
     plan = _plan(out, x, gate, experts, exact)
     if gate.type != up.type or (gate.is_float and not plan.is_few):

@@ -18,6 +18,7 @@ from svc.compute.cuda.embed import embed
 from svc.compute.cuda.graphs import DecodeGraphs, DecodeShape
 from svc.compute.cuda.moe_ffn import MoeSizes, moe_buffers, moe_ffn
 from svc.compute.cuda.sampler import DeviceSampler
+from svc.compute.cuda.scorer import DeviceScorer
 from svc.compute.cuda.step import CudaStep, StepLimits, StepUploads
 from svc.compute.cuda.uploads import Uploads
 from svc.compute.cuda.weights import Codebooks, CudaWeight, upload_weight
@@ -65,6 +66,7 @@ class CudaOps:
         self._step: tuple[StepInputs | None, CudaStep | None] = (None, None)
         self._list: DeviceArray | None = None
         self._sampler: DeviceSampler | None = None
+        self._scorer: DeviceScorer | None = None
         self._done = device.event()
 
     def __repr__(self) -> str:
@@ -100,14 +102,14 @@ class CudaOps:
         self._arena.reserve(scratch_bytes(config, limits, logit_rows))
         self._uploads.reserve(limits)
         self._list = self.device.empty((2 * LIST_ENTRIES,), np.int32)
-        self._sampler = DeviceSampler(self.device, config.vocab_size)
+        self._sampler, self._scorer = DeviceSampler(self.device, config.vocab_size), DeviceScorer(self.device)
 
     def close(self) -> None:
         """Waits for the device and lets its memory go. The ops must not be used afterwards."""
         self.device.synchronize()
         self._weight_uploads.close()
         self._arena, self._uploads, self._list = Arena(self.device), StepUploads(self.device), None
-        self._step, self._graphs, self._sampler = (None, None), DecodeGraphs(), None
+        self._step, self._graphs, self._sampler, self._scorer = (None, None), DecodeGraphs(), None, None
         gc.collect()
 
     # -- arrays and weights -----------------------------------------------------------------------------------------------------
@@ -214,6 +216,9 @@ class CudaOps:
     def logits(self, out: DeviceArray, output: CudaWeight, vectors: DeviceArray) -> None:
         blocks = layers.blocks_for(self._arena.start(), *vectors.shape)
         ends.logits(self.device, out, output, vectors, blocks, exact=self._exact)
+
+    def logprobs(self, logits: DeviceArray, rows: Sequence[int], targets: Sequence[int]) -> list[float]:
+        return (self._scorer or DeviceScorer(self.device)).score(logits, rows, targets)
 
     def sample(self, logits: DeviceArray, rows: Sequence[int], samples: Sequence[Sample]) -> list[Sampled]:
         """On the device, or on the host what its buffers do not hold."""

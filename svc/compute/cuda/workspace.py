@@ -5,6 +5,7 @@ from svc.compute.cuda.layers import AttentionBuffers, DeltaBuffers, DenseBuffers
 from svc.compute.cuda.moe import MOST_EXPERTS, MOST_USED
 from svc.compute.cuda.moe_ffn import MoeSizes, moe_buffers
 from svc.compute.cuda.sampler import DeviceSampler
+from svc.compute.cuda.scorer import DeviceScorer
 from svc.compute.cuda.step import StepLimits
 from svc.compute.layers.attention import AttentionWeights
 from svc.compute.layers.delta import DeltaWeights
@@ -66,4 +67,4 @@ def step_bytes(
     limits = StepLimits.of(config, plan, max_step_tokens, exact=exact)
     hidden, logits = (max_step_tokens + logit_rows) * config.hidden_size, logit_rows * config.vocab_size
     buffers = FLOAT_BYTES * (limits.words + hidden + logits) + DeviceSampler.device_bytes(config.vocab_size)
-    return scratch_bytes(config, limits, logit_rows) + buffers
+    return scratch_bytes(config, limits, logit_rows) + buffers + DeviceScorer.device_bytes()

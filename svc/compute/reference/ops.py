@@ -21,7 +21,7 @@ from svc.compute.reference.logits import final_hidden, hidden_rows, live_hidden,
 from svc.compute.reference.math import Float32
 from svc.compute.reference.moe_ffn import moe_ffn
 from svc.compute.reference.weights import DequantCache, ReferenceWeight, prepare
-from svc.compute.sampling.chain import sample_rows
+from svc.compute.sampling.chain import logprob, sample_rows
 from svc.compute.step_inputs import StepInputs
 from svc.compute.weights.gguf_file import GgufTensor
 from svc.memory.plan import MemoryPlan
@@ -44,6 +44,9 @@ class ReferenceOps:
 
     def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
         """numpy allocates as it goes."""
+
+    def logprobs(self, logits: Float32, rows: Sequence[int], targets: Sequence[int]) -> list[float]:
+        return [logprob(logits[row], target) for row, target in zip(rows, targets, strict=True)]
 
     def sample(self, logits: Float32, rows: Sequence[int], samples: Sequence[Sample]) -> list[Sampled]:
         return sample_rows(logits, rows, samples)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from svc.compute.backend import Capture, StepBatch
+from svc.compute.backend import Capture, Score, StepBatch
 from svc.compute.cuda.ops import CudaOps
 from svc.compute.cuda.step import StepLimits
 from tests.compute.cpu.test_models import CpuModel
@@ -15,7 +15,7 @@ from tests.cuda_emulator.device import EmulatedDevice
 from tests.kernels import test_delta_mixer
 from tests.kernels.bench import BATCHES
 from tests.kernels.rooms import CUDA
-from tests.tolerances import GRAPH_PADDING, KERNEL_CUDA
+from tests.tolerances import GRAPH_PADDING, KERNEL, KERNEL_CUDA
 
 pytestmark = pytest.mark.skipif(not have_compiler(), reason="the CUDA emulator needs g++")
 LIMITS = StepLimits(
@@ -90,3 +90,17 @@ def decoded(model: CpuModel) -> tuple[list[np.ndarray], np.ndarray]:
         run(StepBatch(pieces=pieces))
         logits.append(model.row_logits(rows))
     return logits, model.ops.device.to_host(model.runner._caches.kv)
+
+
+def test_scores_come_back_as_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No row of logits is read back for the log probability of a given token, and the numbers are the host's."""
+    device, text = EmulatedDevice(lazy=True), prompt("s1", "qwen2")
+    model = CpuModel("tiny-qwen3next-Q4_K_M", CudaOps(device))
+    monkeypatch.setattr(device, "to_host", None)
+    wanted = [Score(0, position, int(token)) for position, token in enumerate(text) if position]
+    result = model.runner.run(StepBatch(zero_rows=[0], pieces=[model.piece(0, 0, text)], scores=[*wanted, Score(0, len(text), 9)]))
+    monkeypatch.undo()
+    last = model.row_logits([0])[0].astype(np.float64)
+    assert len(result.scores) == len(text)
+    assert np.isfinite(result.scores).all()
+    assert result.scores[-1] == pytest.approx(last[9] - np.logaddexp.reduce(last), rel=KERNEL)
