@@ -23,8 +23,11 @@ KINDS: tuple[Activations, ...] = ("float", "int8")
 
 
 def random_weights(name: str, size: int) -> GgufTensor:
-    quant = quant_type(name)
-    data = np.random.default_rng(1).integers(0, 60, (size, quant.row_bytes(size)), np.uint8)  # halves below 60 * 256 are small
+    random, quant = np.random.default_rng(1), quant_type(name)
+    data = random.integers(0, 60, (size, quant.row_bytes(size)), np.uint8)  # halves below 60 * 256 are small
+    if name in ("F32", "BF16"):  # those bytes would be subnormal floats, which processors are slow with
+        numbers = random.normal(0, 1, (size, size)).astype(np.float32).view(np.uint16)
+        data = np.ascontiguousarray(numbers if name == "F32" else numbers[:, 1::2]).view(np.uint8)
     return GgufTensor("random", (size, size), name, data)
 
 

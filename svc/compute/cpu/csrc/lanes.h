@@ -204,6 +204,22 @@ ALWAYS_INLINE float v_hmax(f32x16 a) {
     c = _mm_max_ps(c, _mm_movehl_ps(c, c));
     return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
 }
+/* After the first step a vector holds what is left of rows i and i + 4. */
+ALWAYS_INLINE f32x16 v_sum16(const f32x16 a[16]) {
+    __m256 u[8], w[4];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        int row = i / 4 * 8 + i % 4;
+        __m256 first = _mm256_add_ps(a[row].lo, a[row].hi), second = _mm256_add_ps(a[row + 4].lo, a[row + 4].hi);
+        u[i] = _mm256_add_ps(_mm256_permute2f128_ps(first, second, 0x20), _mm256_permute2f128_ps(first, second, 0x31));
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        w[i] = _mm256_add_ps(_mm256_shuffle_ps(u[2 * i], u[2 * i + 1], 0x44), _mm256_shuffle_ps(u[2 * i], u[2 * i + 1], 0xee));
+    }
+    return PAIR(_mm256_add_ps(_mm256_shuffle_ps(w[0], w[1], 0x88), _mm256_shuffle_ps(w[0], w[1], 0xdd)),
+                _mm256_add_ps(_mm256_shuffle_ps(w[2], w[3], 0x88), _mm256_shuffle_ps(w[2], w[3], 0xdd)));
+}
 
 #elif LANES_NEON
 typedef struct {
@@ -253,6 +269,22 @@ ALWAYS_INLINE float v_sum(f32x16 a) {
     float32x4_t c = vaddq_f32(vaddq_f32(a.q[0], a.q[2]), vaddq_f32(a.q[1], a.q[3]));
     float32x2_t d = vadd_f32(vget_low_f32(c), vget_high_f32(c));
     return vget_lane_f32(d, 0) + vget_lane_f32(d, 1);
+}
+ALWAYS_INLINE f32x16 v_sum16(const f32x16 a[16]) {
+    float64x2_t four[16];
+    f32x16 sums;
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) {
+        four[i] = vreinterpretq_f64_f32(vaddq_f32(vaddq_f32(a[i].q[0], a[i].q[2]), vaddq_f32(a[i].q[1], a[i].q[3])));
+    }
+#define HALF_OF(zip, i) vreinterpretq_f32_f64(zip(four[i], four[(i) + 1]))
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        sums.q[i] = vpaddq_f32(vaddq_f32(HALF_OF(vzip1q_f64, 4 * i), HALF_OF(vzip2q_f64, 4 * i)),
+                               vaddq_f32(HALF_OF(vzip1q_f64, 4 * i + 2), HALF_OF(vzip2q_f64, 4 * i + 2)));
+    }
+#undef HALF_OF
+    return sums;
 }
 
 #else
@@ -311,7 +343,7 @@ ALWAYS_INLINE float v_hmax(f32x16 a) {
 }
 #endif
 
-#if !LANES_AVX512
+#if LANES_PLAIN
 ALWAYS_INLINE f32x16 v_sum16(const f32x16 a[16]) {
     float sums[LANES];
     for (int i = 0; i < LANES; i++) {

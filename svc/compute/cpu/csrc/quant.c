@@ -428,12 +428,18 @@ DEQUANTIZER(from_iq4_xs) {
     }
 }
 
-static const dequantize_fn table[NUM_TYPES] = {
-    [0] = from_f32,      [1] = from_f16,    [2] = from_q4_0,    [3] = from_q4_1,   [6] = from_q5_0,   [7] = from_q5_1,
-    [8] = from_q8_0,     [10] = from_q2_k,  [11] = from_q3_k,   [12] = from_q4_k,  [13] = from_q5_k,  [14] = from_q6_k,
-    [16] = from_iq2_xxs, [17] = from_iq2_xs, [18] = from_iq3_xxs, [19] = from_iq1_s, [20] = from_iq4_nl, [21] = from_iq3_s,
-    [22] = from_iq2_s,   [23] = from_iq4_xs, [29] = from_iq1_m,  [30] = from_bf16,  [34] = from_tq1_0, [35] = from_tq2_0,
-    [39] = from_mxfp4,   [40] = from_nvfp4,
+static const struct {
+    dequantize_fn dequantize;
+    uint16_t bytes_of_256; /* values */
+} table[NUM_TYPES] = {
+    [0] = {from_f32, 1024},    [1] = {from_f16, 512},     [2] = {from_q4_0, 144},     [3] = {from_q4_1, 160},  [6] = {from_q5_0, 176},
+    [7] = {from_q5_1, 192},    [8] = {from_q8_0, 272},    [10] = {from_q2_k, 84},     [11] = {from_q3_k, 110}, [12] = {from_q4_k, 144},
+    [13] = {from_q5_k, 176},   [14] = {from_q6_k, 210},   [16] = {from_iq2_xxs, 66},  [17] = {from_iq2_xs, 74}, [18] = {from_iq3_xxs, 98},
+    [19] = {from_iq1_s, 50},   [20] = {from_iq4_nl, 144}, [21] = {from_iq3_s, 110},   [22] = {from_iq2_s, 82}, [23] = {from_iq4_xs, 136},
+    [29] = {from_iq1_m, 56},   [30] = {from_bf16, 512},   [34] = {from_tq1_0, 54},    [35] = {from_tq2_0, 66}, [39] = {from_mxfp4, 136},
+    [40] = {from_nvfp4, 144},
 };
 
-dequantize_fn dequantizer(int type) { return type >= 0 && type < NUM_TYPES ? table[type] : NULL; }
+dequantize_fn dequantizer(int type) { return type >= 0 && type < NUM_TYPES ? table[type].dequantize : NULL; }
+
+size_t packed_bytes(int type, size_t n) { return n * table[type].bytes_of_256 / 256; }

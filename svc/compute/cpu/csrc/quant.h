@@ -16,5 +16,7 @@ typedef struct {
 typedef void (*dequantize_fn)(const uint8_t *restrict row, float *restrict out, size_t n, const codebooks *books);
 
 dequantize_fn dequantizer(int type); /* NULL: type not supported */
+/* Bytes of n values, a multiple of the type's block, of a supported type. */
+size_t packed_bytes(int type, size_t n);
 
 #endif

@@ -1,0 +1,16 @@
+/* Products with activations in floats. */
+#ifndef HEADRACE_FLOAT_MATMUL_H
+#define HEADRACE_FLOAT_MATMUL_H
+
+#include "matmul.h"
+
+#define FLOAT_ROWS 16 /* most rows of a tile */
+
+/* Tokens that a tile is applied to at a time. */
+int float_group(const product *p);
+/* Floats of scratch that a tile of this product needs. */
+size_t float_scratch(const product *p);
+/* FLOAT_ROWS rows and a group of tokens of a product, or what there is of them. */
+void float_product_tile(const engine *e, const product *p, int first_row, int first_token, float *scratch);
+
+#endif
