@@ -81,12 +81,14 @@ def test_time_inside_kernels() -> None:
 
 
 def test_cases() -> None:
-    """One sequence at every depth; several without a past; one at once is in the table already; 0 leaves out."""
+    """One sequence at every depth, several at the smallest; what was not asked for is not measured."""
     names = [case.name for case in wanted_cases([512], [128], [1, 2, 4], [0, 1024])]
     assert names == [
         "prompt 512", "generate 128", "prompt 512 behind 1024", "generate 128 behind 1024", "generate 128 x 2", "generate 128 x 4",
     ]  # fmt: skip
     assert [case.name for case in wanted_cases([0], [16], [1], [0])] == ["generate 16"]
+    assert [case.name for case in wanted_cases([0], [16], [8], [0])] == ["generate 16 x 8"]
+    assert [case.name for case in wanted_cases([0], [16], [8], [32, 64])] == ["generate 16 x 8 behind 32"]
     assert [case.name for case in wanted_cases([7, 9], [0], [1, 8], [0])] == ["prompt 7", "prompt 9"]
 
 

@@ -44,10 +44,10 @@ def one_number(flag: str, text: str, *, least: int, most: int) -> int:
 
 
 def wanted_cases(prompts: list[int], generates: list[int], batches: list[int], depths: list[int]) -> Iterator[Case]:
-    """In the order of the table. One sequence behind every depth, several at once behind the smallest (usually 0); a size of 0
-    leaves its tests out."""
+    """In the order of the table. Prompts and, where 1 is among the batches, single answers behind every depth; several at once
+    behind the smallest (usually 0). A size of 0 leaves its tests out."""
     for depth in depths:
         yield from (Case(prompt=prompt, depth=depth) for prompt in prompts if prompt)
-        yield from (Case(generate=generate, depth=depth) for generate in generates if generate)
+        yield from (Case(generate=generate, depth=depth) for generate in generates if generate and 1 in batches)
     for batch in batches:
         yield from (Case(generate=generate, batch=batch, depth=depths[0]) for generate in generates if generate and batch > 1)
