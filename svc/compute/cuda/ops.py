@@ -85,7 +85,7 @@ class CudaOps:
     ) -> int:
         check_sizes(config)
         memory = self.device.memory()
-        steps_bytes = step_bytes(config, layout, num_rows, max_step_tokens, logit_rows, exact=self._exact)
+        steps_bytes = self.bytes_for_steps(config, layout, num_rows, max_step_tokens, logit_rows)
         left_bytes = int(FREE_SHARE * memory.free_bytes) - weights_bytes - steps_bytes
         if left_bytes <= 0:
             raise MemoryBudgetError(
@@ -94,6 +94,13 @@ class CudaOps:
                 " take a smaller file, fewer seats or smaller steps, or the cpu device"
             )
         return left_bytes
+
+    def bytes_for_steps(
+        self, config: ModelConfig, layout: MemoryLayout, num_rows: int, max_step_tokens: int, logit_rows: int
+    ) -> int:
+        """Everything on the device but weights and caches."""
+        caches_bytes = self.device.memory().free_bytes  # at most
+        return step_bytes(config, layout, num_rows, max_step_tokens, logit_rows, caches_bytes, exact=self._exact)
 
     def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
         self._weight_uploads.close()  # there will be no more

@@ -59,11 +59,20 @@ def scratch_bytes(config: ModelConfig, limits: StepLimits, logit_rows: int) -> i
 
 
 def step_bytes(
-    config: ModelConfig, layout: MemoryLayout, num_rows: int, max_step_tokens: int, logit_rows: int, *, exact: bool = False
+    config: ModelConfig,
+    layout: MemoryLayout,
+    num_rows: int,
+    max_step_tokens: int,
+    logit_rows: int,
+    caches_bytes: int,
+    *,
+    exact: bool = False,
 ) -> int:
-    """Bytes of everything but weights and caches, before it is known how many pages and cells there will be."""
+    """Bytes of everything but weights and caches, before it is known how many pages and cells there will be: as for the most that
+    there can be in `caches_bytes`."""
     pages_per_row = -(-config.full_context // layout.page_tokens)
-    plan = MemoryPlan(layout, pages_per_row * num_rows, num_rows, num_cells=num_rows)
+    num_pages = caches_bytes // layout.page_bytes if layout.page_bytes else pages_per_row * num_rows
+    plan = MemoryPlan(layout, num_pages, num_rows, caches_bytes // layout.state_bytes)
     limits = StepLimits.of(config, plan, max_step_tokens, exact=exact)
     hidden, logits = (max_step_tokens + logit_rows) * config.hidden_size, logit_rows * config.vocab_size
     buffers = FLOAT_BYTES * (limits.words + hidden + logits) + DeviceSampler.device_bytes(config.vocab_size)
