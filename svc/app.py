@@ -35,7 +35,8 @@ from svc.http.server import HttpServer
 from svc.http.service import Door, ModelInfo, Readiness, Service
 from svc.http.text.chat_template import ChatTemplate
 from svc.http.text.tokenizer import Tokenizer
-from svc.lifecycle import Notifier, Shutdown
+from svc.lifecycle import KernelProgress, Notifier, Shutdown, load_progress
+from svc.lifecycle import LoadInterruptedError as LoadInterruptedError  # raised by `load`
 from svc.log import Logger, configure_logging
 from svc.machine import available_memory_bytes
 from svc.memory.auto_budget import FREE_SHARE, resolve_budgets, weights_remark
@@ -52,18 +53,12 @@ try:
 except ImportError:  # not on every platform; asyncio's own loop does as well, more slowly
     uvloop = None
 
-PROGRESS_EVERY_S = 2.0
-START_EXTENSION_S = 60.0  # what a load that advances asks the service manager for
 STOP_EXTENSION_S = 30.0  # beyond the drain time: for the step under way, and for closing
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 WARM_UP_TOKENS = 256  # enough for the kernels of many rows, also where these are shared out among hundreds of experts
 TEMPLATE_KEY = "tokenizer.chat_template"
 
 Progress = Callable[[int, int], None]
-
-
-class LoadInterruptedError(Exception):
-    """A signal came while the model was loading."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +93,10 @@ async def serve(config: Config, logger: Logger) -> int:
         url = await server.start(config.host, config.port)
         logger.info("listening", url=url)
         try:
-            loaded = await asyncio.to_thread(load, config, logger, _progress(logger, notifier, shutdown))
+            kernels = KernelProgress(logger, notifier, shutdown)
+            loaded = await asyncio.to_thread(load, config, logger, load_progress(logger, notifier, shutdown), kernels)
             async with _running(config, logger, loaded, metrics) as engine:
+                kernels.finish()
                 _spare_the_collector()
                 door.open(_service(config, loaded, engine, metrics))
                 _announce(logger, notifier, url, loaded, config)
@@ -198,13 +195,16 @@ def _announce(logger: Logger, notifier: Notifier, url: str, loaded: Loaded, conf
 # -- loading (on a thread of its own) -------------------------------------------------------------------------------------------
 
 
-def load(config: Config, logger: Logger, progress: Progress) -> Loaded:
-    """Everything that takes long. HeadraceError naming the culprit; what `progress` raises ends the load."""
+def load(config: Config, logger: Logger, progress: Progress, on_compile: Callable[[str], None] | None = None) -> Loaded:
+    """Everything that takes long. HeadraceError naming the culprit; what `progress` raises ends the load.
+
+    `on_compile` is told of every GPU kernel before it is compiled, which happens in the first steps.
+    """
     opened = open_configured(config)
     file, model_config, context_tokens = opened.file, opened.config, opened.context_tokens
     tokenizer = read_tokenizer(opened)
     template = chat_template(config, file, tokenizer)
-    ops = choose_ops(config, logger)
+    ops = choose_ops(config, logger, on_compile)
     plan, too_large = _plan(config, opened, ops)
     if too_large:
         logger.warning("weights_not_read_ahead", reason=too_large)
@@ -238,20 +238,16 @@ def read_tokenizer(opened: OpenedModel) -> Tokenizer:
     return tokenizer
 
 
-def choose_ops(config: Config, logger: Logger) -> Ops:
+def choose_ops(config: Config, logger: Logger, on_compile: Callable[[str], None] | None = None) -> Ops:
     """The room that computes. `auto` is a GPU where CuPy and one are there, else the C kernels where they were built, else the
     reference, with one clear warning."""
     from svc.compute.reference.ops import ReferenceOps
 
     if config.device == "reference":
         return cast(Ops, ReferenceOps())
-    if config.device.startswith("cuda"):
-        return _open_cuda(config.device, exact=config.exact)
-    if config.device == "auto" and find_spec("cupy"):
-        try:
-            return _open_cuda("cuda", exact=config.exact)
-        except BackendUnavailableError as error:
-            logger.info("no_cuda", reason=f"{error}; the cpu computes instead")  # "auto" asks for nothing that is missing
+    gpu = choose_gpu(config, logger, on_compile)
+    if gpu is not None:
+        return gpu
     try:
         from svc.compute.cpu.ops import CpuOps
 
@@ -263,13 +259,26 @@ def choose_ops(config: Config, logger: Logger) -> Ops:
         return cast(Ops, ReferenceOps())
 
 
-def _open_cuda(device: str, *, exact: bool) -> Ops:
+def choose_gpu(config: Config, logger: Logger, on_compile: Callable[[str], None] | None = None) -> Ops | None:
+    """The GPU that computes, None where something else does. BackendUnavailableError where `device` names one that is missing."""
+    if config.device.startswith("cuda"):
+        return _open_cuda(config.device, config.exact, on_compile)
+    if config.device == "auto" and find_spec("cupy"):
+        try:
+            return _open_cuda("cuda", config.exact, on_compile)
+        except BackendUnavailableError as error:
+            logger.info("no_cuda", reason=f"{error}; the cpu computes instead")  # "auto" asks for nothing that is missing
+    return None
+
+
+def _open_cuda(device: str, exact: bool, on_compile: Callable[[str], None] | None) -> Ops:
     """`cuda` or `cuda:N`. BackendUnavailableError says what is missing."""
     from svc.compute.cuda.cupy_device import open_cupy_device
     from svc.compute.cuda.device import Device
     from svc.compute.cuda.ops import CudaOps
 
     opened = cast(Device, open_cupy_device(int(device.partition(":")[2] or 0)))
+    opened.on_compile = on_compile
     return cast(Ops, CudaOps(opened, exact=exact))
 
 
@@ -335,26 +344,6 @@ def _warn(
         logger.warning("small_kv", reason=reason)
     if template is None:
         logger.warning("no_chat_template", reason="the model file has none: /v1/chat/completions is refused (chat_template_file)")
-
-
-def _progress(logger: Logger, notifier: Notifier, shutdown: Shutdown) -> Progress:
-    """Tells the log and the service manager now and then; ends the load when a signal has come. Called on the loading thread."""
-    began = last = time.monotonic()
-    complete = False
-
-    def progress(done_bytes: int, all_bytes: int) -> None:
-        nonlocal last, complete
-        if shutdown.asked:
-            raise LoadInterruptedError
-        now = time.monotonic()
-        if complete or (now - last < PROGRESS_EVERY_S and done_bytes < all_bytes):
-            return
-        last, complete = now, done_bytes >= all_bytes
-        percent = 100 * done_bytes // max(1, all_bytes)
-        logger.info("loaded" if complete else "loading", percent=percent, mib=done_bytes >> 20, seconds=round(now - began, 2))
-        notifier.loading(f"loading: {percent} %", START_EXTENSION_S)
-
-    return progress
 
 
 # -- putting together (on the loop) ---------------------------------------------------------------------------------------------

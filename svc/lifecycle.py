@@ -1,4 +1,4 @@
-"""The process's life as others see it: signals that end it, and what systemd is told.
+"""The process's life as others see it: signals that end it, what systemd is told, and what of a start is said.
 
 A first SIGTERM or SIGINT asks for a drain. From then on the signals have their default meaning again: a second one ends the
 process at once, whatever it is doing.
@@ -7,8 +7,13 @@ process at once, whatever it is doing.
 import asyncio
 import signal
 import socket
+import time
 from collections.abc import Callable
 
+from svc.log import Logger
+
+PROGRESS_EVERY_S = 2.0
+START_EXTENSION_S = 60.0  # what a start that advances asks the service manager for
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -84,3 +89,57 @@ class Notifier:
             if healthy():
                 self.send("WATCHDOG=1")
             await asyncio.sleep(watchdog_s / 2)
+
+
+class LoadInterruptedError(Exception):
+    """A signal came before the server was ready."""
+
+
+def load_progress(logger: Logger, notifier: Notifier, shutdown: Shutdown) -> Callable[[int, int], None]:
+    """Tells the log and the service manager now and then; ends the load when a signal has come. Called on the loading thread."""
+    began = last = time.monotonic()
+    complete = False
+
+    def progress(done_bytes: int, all_bytes: int) -> None:
+        nonlocal last, complete
+        if shutdown.asked:
+            raise LoadInterruptedError
+        now = time.monotonic()
+        if complete or (now - last < PROGRESS_EVERY_S and done_bytes < all_bytes):
+            return
+        last, complete = now, done_bytes >= all_bytes
+        percent = 100 * done_bytes // max(1, all_bytes)
+        logger.info("loaded" if complete else "loading", percent=percent, mib=done_bytes >> 20, seconds=round(now - began, 2))
+        notifier.loading(f"loading: {percent} %", START_EXTENSION_S)
+
+    return progress
+
+
+class KernelProgress:
+    """Tells the log and the service manager that kernels are being compiled, which takes seconds each at the first start of all;
+    found in the cache they take none. Called on the compute thread. After `finish` it is quiet."""
+
+    def __init__(self, logger: Logger, notifier: Notifier, shutdown: Shutdown) -> None:
+        self._logger, self._notifier, self._shutdown = logger, notifier, shutdown
+        self._began = self._last = 0.0
+        self._count = 0
+        self._finished = False
+
+    def __call__(self, kernel: str) -> None:
+        if self._finished:
+            return
+        if self._shutdown.asked:
+            raise LoadInterruptedError
+        now = time.monotonic()
+        if not self._count:
+            self._began = self._last = now
+        self._count += 1
+        self._notifier.loading(f"compiling kernels: number {self._count}, {kernel}", START_EXTENSION_S)
+        if now - self._last >= PROGRESS_EVERY_S:
+            self._last = now
+            self._logger.info("compiling", number=self._count, kernel=kernel, seconds=round(now - self._began, 2))
+
+    def finish(self) -> None:
+        self._finished = True
+        if self._count:
+            self._logger.info("kernels_ready", kernels=self._count, seconds=round(time.monotonic() - self._began, 2))

@@ -82,7 +82,7 @@ async def test_signal_while_loading(
     """While the model loads the server answers 503; a signal ends the load at its next tensor, and the port is closed."""
     loading, go_on = threading.Event(), threading.Event()
 
-    def load(config: Config, logger: Any, progress: app.Progress) -> app.Loaded:
+    def load(config: Config, logger: Any, progress: app.Progress, on_compile: object) -> app.Loaded:
         loading.set()
         assert go_on.wait(30)
         progress(1, 2)

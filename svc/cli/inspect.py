@@ -2,19 +2,24 @@
 
 import argparse
 import math
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from svc.cli.options import MEMORY_KEYS, METADATA_KEYS, add_options, load
 from svc.compute.model_config import ModelConfig
-from svc.compute.opening import open_configured
+from svc.compute.opening import OpenedModel, open_configured
 from svc.compute.weights.gguf_file import GgufFile
 from svc.config import Config
 from svc.machine import available_memory_bytes
-from svc.memory.auto_budget import resolve_budgets, weights_remark
+from svc.memory.auto_budget import FREE_SHARE, resolve_budgets, weights_remark
 from svc.memory.plan import MemoryPlan, plan_memory
 
+if TYPE_CHECKING:
+    from svc.compute.cuda.ops import CudaOps
+
+DEVICE_KEYS = ("device", "exact", "max_step_tokens")  # of those, what a plan for a GPU's memory depends on
 CHAT_TEMPLATE_KEY = "tokenizer.chat_template"
 
 
@@ -78,10 +83,21 @@ class MemoryReport(msgspec.Struct, frozen=True):
     seat_bytes: int
 
 
+class GpuReport(msgspec.Struct, frozen=True):
+    """The GPU that would compute, and what it has for caches: 95 % of what is free, without the weights and the steps' memory."""
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+    steps_bytes: int
+    for_caches_bytes: int
+
+
 class Report(msgspec.Struct, frozen=True):
     file: FileReport
     model: ModelReport
     memory: MemoryReport
+    gpu: GpuReport | None  # None: the budgets are of the machine's memory
     remarks: list[str]  # what the server would warn about
 
 
@@ -93,42 +109,68 @@ def add_command(commands: Any) -> None:
         description="Say what a GGUF file is, what one token and one snapshot cost, and what the memory budgets hold.",
         allow_abbrev=False,
     )
-    add_options(parser, MEMORY_KEYS + METADATA_KEYS)
+    add_options(parser, DEVICE_KEYS + MEMORY_KEYS + METADATA_KEYS)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(namespace: argparse.Namespace) -> int:
     config = load(namespace)
-    report = inspect_model(config, available_memory_bytes())
+    report = inspect_model(config, available_memory_bytes(), find_gpu(config))
     print(msgspec.json.format(msgspec.json.encode(report)).decode() if namespace.json else render(report))
     return 0
 
 
-def inspect_model(config: Config, available_bytes: int) -> Report:
-    """Reads the file's header; no weight is touched. `available_bytes` is what an automatic budget is a share of.
+def find_gpu(config: Config) -> "CudaOps | None":
+    """What would compute, if that is a GPU. BackendUnavailableError where one is asked for by name and missing."""
+    if config.device in ("cpu", "reference") or (config.device == "auto" and not find_spec("cupy")):
+        return None
+    from svc.app import choose_gpu  # slow to import: only where there may be a GPU
+    from svc.log import configure_logging
+
+    return cast("CudaOps | None", choose_gpu(config, configure_logging("warning", "console")))
+
+
+def inspect_model(config: Config, available_bytes: int, gpu: "CudaOps | None" = None) -> Report:
+    """Reads the file's header; no weight is touched. `available_bytes` of the machine are what an automatic budget is a share of,
+    where no GPU computes.
 
     Raises ModelFileError, ConfigError and MemoryBudgetError.
     """
     opened = open_configured(config)
     file, model, context_tokens = opened.file, opened.config, opened.context_tokens
     layout = model.memory_layout(config.page_tokens, config.kv_type)
+    weights_bytes, free_share, gpu_report = file.file_bytes, FREE_SHARE, None
+    if gpu is not None:
+        gpu_report = _gpu_report(config, gpu, opened)
+        available_bytes, weights_bytes, free_share = gpu_report.for_caches_bytes, 0, 1.0
     kv_bytes, snapshot_bytes = resolve_budgets(
         layout,
         kv_bytes=None if config.kv_bytes == "auto" else config.kv_bytes,
         snapshot_bytes=None if config.snapshot_bytes == "auto" else config.snapshot_bytes,
         available_bytes=available_bytes,
-        weights_bytes=file.file_bytes,
+        weights_bytes=weights_bytes,
         num_rows=config.max_seats,
         context_tokens=context_tokens,
+        free_share=free_share,
     )
     plan = plan_memory(
         layout, kv_bytes=kv_bytes, snapshot_bytes=snapshot_bytes, num_rows=config.max_seats, context_tokens=context_tokens
     )
     remarks = [remark.reason for remark in opened.remarks]
-    too_large = weights_remark(weights_bytes=file.file_bytes, caches_bytes=plan.total_bytes, available_bytes=available_bytes)
+    too_large = weights_remark(weights_bytes=weights_bytes, caches_bytes=plan.total_bytes, available_bytes=available_bytes)
     remarks += [too_large] if too_large else []
-    return Report(_file_report(file), _model_report(model, file), _memory_report(plan, context_tokens), remarks)
+    return Report(_file_report(file), _model_report(model, file), _memory_report(plan, context_tokens), gpu_report, remarks)
+
+
+def _gpu_report(config: Config, gpu: "CudaOps", opened: OpenedModel) -> GpuReport:
+    from svc.compute.runner import MAX_LOGIT_ROWS
+
+    memory, layout = gpu.device.memory(), opened.config.memory_layout(config.page_tokens, config.kv_type)
+    sizes = (config.max_seats, config.max_step_tokens, MAX_LOGIT_ROWS)
+    for_caches_bytes = gpu.bytes_for_caches(opened.config, layout, *sizes, opened.file.file_bytes)
+    steps_bytes = gpu.bytes_for_steps(opened.config, layout, *sizes)
+    return GpuReport(gpu.device.name, memory.total_bytes, memory.free_bytes, steps_bytes, for_caches_bytes)
 
 
 def _file_report(file: GgufFile) -> FileReport:
@@ -208,6 +250,7 @@ def render(report: Report) -> str:
         *_model_rows(report.model),
         ("chat template", "yes" if file.has_chat_template else "none in the file (give --chat-template-file)"),
         ("", ""),
+        *_gpu_rows(report.gpu),
         ("one token", f"{_bytes(memory.kv_bytes_per_token)} of KV ({memory.kv_type})"),
         ("one snapshot", _snapshot(report)),
         ("ctx", f"{memory.context_tokens} tokens at most in one sequence, prompt and answer together"),
@@ -220,6 +263,13 @@ def render(report: Report) -> str:
     rows += [("note", remark) for remark in report.remarks]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows)
+
+
+def _gpu_rows(gpu: GpuReport | None) -> list[tuple[str, str]]:
+    if gpu is None:
+        return []
+    free = f"{_bytes(gpu.free_bytes)} of {_bytes(gpu.total_bytes)} free"
+    return [("gpu", f"{gpu.name}: {free}, {_bytes(gpu.steps_bytes)} for steps, {_bytes(gpu.for_caches_bytes)} left for the caches")]
 
 
 def _model_rows(model: ModelReport) -> list[tuple[str, str]]:

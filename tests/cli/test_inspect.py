@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from svc.cli import main
+from svc import app
+from svc.cli import inspect, main
+from svc.compute.cuda import cupy_device
+from tests.cuda_emulator.device import EmulatedDevice
 
 MODELS = Path(__file__).parent.parent / "data" / "gguf"
 HYBRID = str(MODELS / "tiny-qwen35moe-Q4_K_M.gguf")  # 3 DeltaNet layers of 8 heads 32 x 32, 1 attention layer of 2 KV heads x 64
@@ -89,6 +92,51 @@ def test_attention_only_model(capsys: pytest.CaptureFixture[str]) -> None:
     """Without recurrent layers a snapshot is one hidden row."""
     memory = report(capsys, ATTENTION_ONLY)["memory"]
     assert (memory["kv_bytes_per_token"], memory["snapshot_bytes_each"]) == (4 * KV_PER_TOKEN, 256 * 4)
+
+
+GPU_BYTES = 96 * 2**20
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with CuPy and a GPU."""
+    monkeypatch.setattr(cupy_device, "open_cupy_device", lambda index=0: EmulatedDevice(total_bytes=GPU_BYTES))
+    for module in (app, inspect):
+        monkeypatch.setattr(module, "find_spec", lambda name: name)
+
+
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("device", ["cuda", "auto"])
+def test_memory_of_the_gpu(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a GPU would compute, its memory is shared out: beside the weights and the steps all of it, up to a twentieth."""
+    found = report(capsys, HYBRID, "--device", device, "--max-seats", "2", "--ctx", "4096")
+    gpu, memory = found["gpu"], found["memory"]
+    weights = Path(HYBRID).stat().st_size
+    assert (gpu["total_bytes"], gpu["free_bytes"]) == (GPU_BYTES, GPU_BYTES)
+    assert gpu["for_caches_bytes"] == int(0.95 * GPU_BYTES) - weights - gpu["steps_bytes"]
+    taken = sum(int(memory[name]) for name in ("kv_bytes", "snapshot_bytes", "seat_bytes"))  # type: ignore[call-overload]
+    page_bytes = KV_PER_TOKEN * int(memory["page_tokens"])  # type: ignore[call-overload]
+    useful = 4 * 2 * 4096 * KV_PER_TOKEN + 64 * 2 * SNAPSHOT + 2 * SNAPSHOT  # contexts and snapshots that two seats have a use for
+    assert abs(min(useful, int(gpu["for_caches_bytes"])) - taken) < page_bytes + SNAPSHOT  # type: ignore[call-overload]
+
+
+@pytest.mark.usefixtures("emulated")
+def test_gpu_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line more, and none on a machine's own memory."""
+    assert main(["inspect", HYBRID]) == 0
+    assert "emulated on the CPU: 96.0 MiB of 96.0 MiB free" in capsys.readouterr().out
+    assert main(["inspect", HYBRID, "--device", "cpu"]) == 0
+    assert "emulated" not in capsys.readouterr().out
+    assert report(capsys, HYBRID, "--device", "cpu")["gpu"] is None
+
+
+@pytest.mark.usefixtures("emulated")
+def test_too_large_for_the_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused as the server would, in one sentence."""
+    assert main(["inspect", HYBRID, "--max-step-tokens", "60000"]) == 2
+    message = capsys.readouterr().err
+    assert "96 MiB free of 96" in message
+    assert message.count("\n") == 1
 
 
 def test_text_names_the_same_facts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from svc.compute.cuda.device import Defines, DeviceArray, DeviceFaultError, DeviceMemory, DeviceStateError, Dim
+from svc.compute.cuda.device import Defines, DeviceArray, DeviceFaultError, DeviceMemory, DeviceStateError, Dim, module_text
 from svc.compute.cuda.limits import STATIC_SHARED_BYTES, check_launch, full_dim
 from svc.compute.cuda.signature import Signature, parse_signatures
 from svc.compute.cuda.sources import load_source
@@ -123,6 +123,7 @@ class EmulatedDevice:
         self.run = Run(order, seed, limit_s)
         self.main = EmulatedStream("main")
         self.num_launches = 0
+        self.on_compile: Callable[[str], None] | None = None
         self.last_stats: Stats | None = None
         self._sources = sources
         self._total_bytes = total_bytes
@@ -208,6 +209,8 @@ class EmulatedDevice:
         key = (source, tuple(sorted(defines.items())))
         if key not in self._modules:
             self.refuse_while_capturing("compiling")
+            if self.on_compile:
+                self.on_compile(module_text(source, defines))
             loaded = load_source(source, self._sources)
             signatures = parse_signatures(loaded.text, defines)
             path = build_module(loaded, signatures.values(), defines, self.arch, self.build)

@@ -1,6 +1,8 @@
 """What the service manager hears from a real server, from its start to its end."""
 
 import asyncio
+import os
+import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,7 +10,15 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+import structlog
+from structlog.testing import LogCapture
 
+from svc import app
+from svc.compute.cuda import cupy_device
+from svc.config import Config
+from svc.lifecycle import KernelProgress, LoadInterruptedError, Notifier, Shutdown
+from tests.cuda_emulator.build import have_compiler
+from tests.cuda_emulator.device import EmulatedDevice
 from tests.e2e.server_process import ServerProcess
 from tests.scenarios.server import MODEL, Server
 
@@ -92,6 +102,45 @@ async def test_ready_is_said_when_it_is_true(manager: Manager) -> None:
             assert response.status == 200
     finally:
         listening.__exit__(None, None, None)
+
+
+@pytest.mark.skipif(not have_compiler(), reason="the CUDA emulator needs g++")
+async def test_compiling_kernels_asks_for_time(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first start on a GPU compiles for a minute or more behind the load: each kernel is named to the manager and gets the
+    start more time, the log says how many there were, and none is told of once the server is ready."""
+    monkeypatch.setattr(cupy_device, "open_cupy_device", lambda index: EmulatedDevice())
+    captured = LogCapture()
+    logger = structlog.wrap_logger(
+        structlog.PrintLogger(), processors=[captured], wrapper_class=structlog.stdlib.BoundLogger, cache_logger_on_first_use=False
+    )
+    config = Config(model=str(MODEL), device="cuda", port=0, ctx=256, max_step_tokens=16, max_seats=1, drain_s=0)
+    ready = asyncio.create_task(manager.hears("READY=1"))
+    serving = asyncio.create_task(app.serve(config, logger))
+    await asyncio.wait([ready, serving], return_when=asyncio.FIRST_COMPLETED)
+    assert not serving.done()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await serving == 0
+    before = manager.lines[: manager.lines.index("READY=1")]
+    told = [index for index, line in enumerate(before) if line.startswith("STATUS=compiling kernels: number ")]
+    assert len(told) > 5
+    assert before[told[0]].startswith("STATUS=compiling kernels: number 1, ")
+    assert all(before[index + 1] == "EXTEND_TIMEOUT_USEC=60000000" for index in told)
+    assert told[0] > max(index for index, line in enumerate(before) if line.startswith("STATUS=loading: "))
+    assert not any("compiling" in line for line in manager.lines[len(before) :])
+    counts = [entry["kernels"] for entry in captured.entries if entry["event"] == "kernels_ready"]
+    assert counts == [len(told)]
+
+
+def test_a_signal_while_kernels_compile() -> None:
+    """The start ends before the next one is compiled; a kernel that is compiled later, while requests run, is nobody's business."""
+    shutdown, logger = Shutdown(), structlog.wrap_logger(structlog.PrintLogger(), processors=[LogCapture()])
+    kernels = KernelProgress(logger, Notifier(None), shutdown)
+    kernels("gemv QUANT=Q4_K")
+    shutdown.cause = signal.SIGTERM
+    with pytest.raises(LoadInterruptedError):
+        kernels("gemm QUANT=Q4_K")
+    kernels.finish()
+    kernels("gemm QUANT=Q4_K")
 
 
 async def test_watchdog_of_another_process_is_none_of_ours(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from svc.compute.cuda.device import Defines, DeviceArray, DeviceFaultError, DeviceMemory, DeviceStateError, Dim
+from svc.compute.cuda.device import Defines, DeviceArray, DeviceFaultError, DeviceMemory, DeviceStateError, Dim, module_text
 from svc.compute.cuda.limits import OLDEST_ARCH, STATIC_SHARED_BYTES, check_launch, full_dim, shared_limit_bytes
 from svc.compute.cuda.signature import Signature, parse_signatures
 from svc.compute.cuda.sources import load_source
@@ -130,6 +130,7 @@ class CupyDevice:
 
     def __init__(self, cupy: Any, index: int, name: str, arch: int) -> None:
         self.name, self.arch = name, arch
+        self.on_compile: Callable[[str], None] | None = None
         self._cupy, self._cuda, self._runtime = cupy, cupy.cuda, cupy.cuda.runtime
         self._faults = (self._runtime.CUDARuntimeError, self._cuda.driver.CUDADriverError)
         self._index = index
@@ -219,6 +220,8 @@ class CupyDevice:
         key = (source, tuple(sorted(defines.items())))
         if key not in self._modules:
             self.refuse_while_capturing("compiling")
+            if self.on_compile:
+                self.on_compile(module_text(source, defines))
             loaded = load_source(source)
             options = ["-std=c++17", *(f"-D{name}={value}" for name, value in defines.items())]
             options += [f"-I{folder}" for folder in _header_folders()]

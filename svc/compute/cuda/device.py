@@ -26,6 +26,11 @@ Dim = tuple[int, ...]  # one to three sizes, x first
 Defines = Mapping[str, int | str]
 
 
+def module_text(source: str, defines: Defines) -> str:
+    """For `Device.on_compile`: "gemv QUANT=Q4_K"."""
+    return " ".join([source, *(f"{name}={value}" for name, value in defines.items())])
+
+
 class DeviceFaultError(RuntimeError):
     """A kernel that failed: an illegal address, a deadlock, a time-out. On a real GPU the device is lost to this process."""
 
@@ -142,7 +147,13 @@ class DeviceMemory:
 
 
 class Device(Protocol):
-    """One GPU. Used from one thread at a time."""
+    """One GPU. Used from one thread at a time.
+
+    `on_compile(source and defines)` is called before a module is compiled, or found in the cache of compiled ones; what it raises
+    comes out of `module`. None, until somebody wants to know.
+    """
+
+    on_compile: Callable[[str], None] | None
 
     def use(self) -> None:
         """Makes this the GPU of the calling thread: once when another thread than the one that opened it goes on."""
