@@ -275,6 +275,17 @@ def test_an_edit_is_made_once(tmp_path: Path) -> None:
     assert path.read_text() == "walk();\n"
 
 
+def test_a_missing_file_is_added(tmp_path: Path) -> None:
+    """With its folder; one that is there stays as it is."""
+    edit = build.Edit("cmake/a.cmake", "", "set(A 1)\n", "why")
+    path = tmp_path / "cmake" / "a.cmake"
+    build._apply(edit, tmp_path)
+    assert path.read_text() == "set(A 1)\n"
+    path.write_text("theirs\n")
+    build._apply(edit, tmp_path)
+    assert path.read_text() == "theirs\n"
+
+
 def test_a_build_folder_is_complete_or_refused(tmp_path: Path) -> None:
     """Programs may stand in the folder itself or in its bin."""
     with pytest.raises(FileNotFoundError, match="llama-bench"):

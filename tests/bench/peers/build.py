@@ -16,10 +16,10 @@ TARGETS = ("llama-bench", "llama-batched-bench", "llama-server")
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One replacement in a source file, and why the peer gets it."""
+    """One replacement in a source file, or a file that is missing, and why the peer gets it."""
 
     file: str
-    old: str
+    old: str  # empty: `new` is the whole file
     new: str
     reason: str
 
@@ -62,6 +62,13 @@ IK = Source(
     # Without the last one attention is compiled for every pair of cache types, which takes longer than all the rest; f16 stays.
     ("-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DGGML_IQK_FA_ALL_QUANTS=OFF"),
     (
+        Edit(
+            "common/cmake/build-info-gen-cpp.cmake",
+            "",
+            "set(BUILD_NUMBER 0)\n"
+            "configure_file(${CMAKE_CURRENT_LIST_DIR}/../build-info.cpp.in ${CMAKE_CURRENT_LIST_DIR}/../build-info.cpp)\n",
+            "the package forgot it, and without it only the library can be built",
+        ),
         Edit(
             "examples/batched-bench/batched-bench.cpp",
             "common_batch_add(batch, 0, pp + i, { j }, true);",
@@ -135,7 +142,10 @@ def _unpacked(source: Source, home: Path) -> Path:
 def _apply(edit: Edit, tree: Path) -> None:
     """Nothing where the text is not (any more) as it was: a later release needs no mending."""
     path = tree / edit.file
-    if not path.is_file():
+    if not edit.old and not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(edit.new)
+    if not edit.old or not path.is_file():
         return
     text = path.read_text()
     if edit.old in text and edit.new not in text:
