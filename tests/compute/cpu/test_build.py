@@ -44,4 +44,10 @@ def test_the_wheel_has_every_level(tmp_path: Path) -> None:
     """For this platform, any Python 3."""
     wheel = build_wheel(tmp_path, "cc")
     assert "-py3-none-linux" in wheel.name
-    assert kernels_in(wheel) == {"_kernels_base", "_kernels_x86_64_v3", "_kernels_x86_64_v4", "_kernels_x86_64_v4_vnni"}
+    assert kernels_in(wheel) == {
+        "_kernels_base",
+        "_kernels_x86_64_v3",
+        "_kernels_x86_64_v4",
+        "_kernels_x86_64_v4_vnni",
+        "_kernels_x86_64_v4_amx",
+    }

@@ -92,50 +92,47 @@ typedef struct {
     float *result;
 } head_token;
 
-/* One token on a panel of `vectors` x 16 columns: S = decay S; delta = beta (v - S'k); S += k delta'; o = S'q. */
-ALWAYS_INLINE void advance(int vectors, int key_dim, const head_token *h, const float *from, size_t ld_from, float *to, size_t ld_to) {
-    f32x16 seen[PANEL / LANES], delta[PANEL / LANES], sum[PANEL / LANES], decay = v_set1(h->decay), beta = v_set1(h->beta);
-#pragma GCC unroll 4
-    for (int i = 0; i < vectors; i++) {
-        seen[i] = sum[i] = v_zero();
-    }
+/* A panel of `vectors` x 16 columns. Per token: S = decay S; seen = S'k; delta = beta (v - seen); S += k delta'; o = S'q.
+ * One pass over the panel ends a token and begins the next, so that a prefill loads and stores the state once per token. */
+#define EACH_VECTOR _Pragma("GCC unroll 4") for (int i = 0; i < vectors; i++)
+
+/* Begins a token: `seen` of the decayed state. It is kept in `to` if there is one, or else made again by `end_token`. */
+ALWAYS_INLINE void begin_token(int vectors, int key_dim, const head_token *h, const float *from, size_t ld_from, float *to, f32x16 *seen) {
+    f32x16 decay = v_set1(h->decay);
+    EACH_VECTOR { seen[i] = v_zero(); }
     for (int k = 0; k < key_dim; k++) {
         f32x16 key = v_set1(h->key[k]);
-#pragma GCC unroll 4
-        for (int i = 0; i < vectors; i++) {
+        EACH_VECTOR {
             f32x16 decayed = v_mul(decay, v_load(from + (size_t)k * ld_from + i * LANES));
-            v_store(to + (size_t)k * ld_to + i * LANES, decayed);
+            if (to) {
+                v_store(to + (size_t)k * (size_t)(vectors * LANES) + i * LANES, decayed);
+            }
             seen[i] = v_madd(key, decayed, seen[i]);
         }
     }
-#pragma GCC unroll 4
-    for (int i = 0; i < vectors; i++) {
-        delta[i] = v_mul(beta, v_sub(v_load(h->value + i * LANES), seen[i]));
-    }
-    for (int k = 0; k < key_dim; k++) {
-        f32x16 key = v_set1(h->key[k]), query = v_set1(h->query[k]);
-#pragma GCC unroll 4
-        for (int i = 0; i < vectors; i++) {
-            float *place = to + (size_t)k * ld_to + i * LANES;
-            f32x16 state = v_madd(key, delta[i], v_load(place));
-            v_store(place, state);
-            sum[i] = v_madd(query, state, sum[i]);
-        }
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < vectors; i++) {
-        v_store(h->result + i * LANES, sum[i]);
-    }
 }
 
-static void advance4(int key_dim, const head_token *h, const float *from, size_t ld_from, float *to, size_t ld_to) {
-    advance(4, key_dim, h, from, ld_from, to, ld_to);
-}
-static void advance2(int key_dim, const head_token *h, const float *from, size_t ld_from, float *to, size_t ld_to) {
-    advance(2, key_dim, h, from, ld_from, to, ld_to);
-}
-static void advance1(int key_dim, const head_token *h, const float *from, size_t ld_from, float *to, size_t ld_to) {
-    advance(1, key_dim, h, from, ld_from, to, ld_to);
+/* Ends a token; `decay`: `from` has not decayed yet. With `next`, what is stored is the state as the next token begins with it. */
+ALWAYS_INLINE void end_token(int vectors, int key_dim, const head_token *h, const float *decay, const float *from, size_t ld_from, float *to, size_t ld_to, const head_token *next, f32x16 *seen) {
+    f32x16 delta[PANEL / LANES], sum[PANEL / LANES], beta = v_set1(h->beta), before = v_set1(decay ? *decay : 1.0f), after = v_set1(next ? next->decay : 1.0f);
+    EACH_VECTOR {
+        delta[i] = v_mul(beta, v_sub(v_load(h->value + i * LANES), seen[i]));
+        sum[i] = seen[i] = v_zero();
+    }
+    for (int k = 0; k < key_dim; k++) {
+        f32x16 key = v_set1(h->key[k]), query = v_set1(h->query[k]), next_key = next ? v_set1(next->key[k]) : v_zero();
+        EACH_VECTOR {
+            f32x16 state = v_load(from + (size_t)k * ld_from + i * LANES);
+            state = v_madd(key, delta[i], decay ? v_mul(before, state) : state);
+            sum[i] = v_madd(query, state, sum[i]);
+            if (next) {
+                state = v_mul(after, state);
+                seen[i] = v_madd(next_key, state, seen[i]);
+            }
+            v_store(to + (size_t)k * ld_to + i * LANES, state);
+        }
+    }
+    EACH_VECTOR { v_store(h->result + i * LANES, sum[i]); }
 }
 
 static void copy_panel(float *to, size_t ld_to, const float *from, size_t ld_from, int rows, int columns) {
@@ -144,35 +141,59 @@ static void copy_panel(float *to, size_t ld_to, const float *from, size_t ld_fro
     }
 }
 
-/* Runs a panel of one head through all tokens of its sequence. Between tokens the panel lives in compact scratch: rows of the live
- * state are value_dim apart, which would collide in the cache. */
-static void run_panel(const delta_job *j, int sequence, int head, int column, int width, float *panel) {
+ALWAYS_INLINE head_token token_of_head(const delta_job *j, int token, int head, int column) {
     const delta_layer *l = j->l;
     int key_head = l->grouped_heads ? head / (l->num_value_heads / l->num_key_heads) : head % l->num_key_heads;
-    int first = j->in->cu_seqlens[sequence], last = j->in->cu_seqlens[sequence + 1] - 1;
+    const float *mixed = j->mixed + (size_t)token * (size_t)j->channels;
+    size_t gate = (size_t)token * (size_t)j->padded_heads + (size_t)head;
+    return (head_token){
+        .query = mixed + key_head * l->key_dim,
+        .key = mixed + j->keys + key_head * l->key_dim,
+        .value = mixed + 2 * j->keys + head * l->value_dim + column,
+        .decay = j->decay[gate],
+        .beta = j->beta[gate],
+        .result = j->result + (size_t)token * (size_t)j->values + head * l->value_dim + column,
+    };
+}
+
+/* Runs a panel of one head through all tokens of its sequence. Between tokens the panel lives in compact scratch: rows of the live
+ * state are value_dim apart, which would collide in the cache. */
+ALWAYS_INLINE void run_panel(int vectors, const delta_job *j, int sequence, int head, int column, float *panel) {
+    const delta_layer *l = j->l;
+    int first = j->in->cu_seqlens[sequence], last = j->in->cu_seqlens[sequence + 1] - 1, width = vectors * LANES;
     int capture = j->in->cu_captures[sequence], end_capture = j->in->cu_captures[sequence + 1];
     size_t place = j->recurrent_offset + ((size_t)head * (size_t)l->key_dim) * (size_t)l->value_dim + (size_t)column;
     float *live = live_state(j, sequence) + place;
     size_t ld = (size_t)l->value_dim;
-    void (*step)(int, const head_token *, const float *, size_t, float *, size_t) = width == 64 ? advance4 : width == 32 ? advance2 : advance1;
-    for (int t = first; t <= last; t++) {
-        const float *mixed = j->mixed + (size_t)t * (size_t)j->channels;
-        head_token h = {
-            .query = mixed + key_head * l->key_dim,
-            .key = mixed + j->keys + key_head * l->key_dim,
-            .value = mixed + 2 * j->keys + head * l->value_dim + column,
-            .decay = j->decay[(size_t)t * (size_t)j->padded_heads + (size_t)head],
-            .beta = j->beta[(size_t)t * (size_t)j->padded_heads + (size_t)head],
-            .result = j->result + (size_t)t * (size_t)j->values + head * l->value_dim + column,
-        };
-        float *to = t == last ? live : panel;
-        size_t ld_to = t == last ? ld : (size_t)width;
-        step(l->key_dim, &h, t == first ? live : panel, t == first ? ld : (size_t)width, to, ld_to);
-        for (; capture < end_capture && j->in->capture_tokens[capture] == t; capture++) {
-            copy_panel(cell_state(j, capture) + place, ld, to, ld_to, l->key_dim, width);
+    head_token h = token_of_head(j, first, head, column);
+    f32x16 seen[PANEL / LANES];
+    begin_token(vectors, l->key_dim, &h, live, ld, first < last ? panel : NULL, seen);
+    for (int t = first; t < last; t++) {
+        head_token next = token_of_head(j, t + 1, head, column);
+        if (capture < end_capture && j->in->capture_tokens[capture] == t) {
+            end_token(vectors, l->key_dim, &h, NULL, panel, (size_t)width, panel, (size_t)width, NULL, seen);
+            for (; capture < end_capture && j->in->capture_tokens[capture] == t; capture++) {
+                copy_panel(cell_state(j, capture) + place, ld, panel, (size_t)width, l->key_dim, width);
+            }
+            begin_token(vectors, l->key_dim, &next, panel, (size_t)width, panel, seen);
+        } else {
+            end_token(vectors, l->key_dim, &h, NULL, panel, (size_t)width, panel, (size_t)width, &next, seen);
         }
+        h = next;
+    }
+    if (first < last) {
+        end_token(vectors, l->key_dim, &h, NULL, panel, (size_t)width, live, ld, NULL, seen);
+    } else {
+        end_token(vectors, l->key_dim, &h, &h.decay, live, ld, live, ld, NULL, seen);
+    }
+    for (; capture < end_capture; capture++) {
+        copy_panel(cell_state(j, capture) + place, ld, live, ld, l->key_dim, width);
     }
 }
+
+static void run_panel4(const delta_job *j, int sequence, int head, int column, float *panel) { run_panel(4, j, sequence, head, column, panel); }
+static void run_panel2(const delta_job *j, int sequence, int head, int column, float *panel) { run_panel(2, j, sequence, head, column, panel); }
+static void run_panel1(const delta_job *j, int sequence, int head, int column, float *panel) { run_panel(1, j, sequence, head, column, panel); }
 
 /* The last raw rows after each captured token, then after the last token. Shifting old rows down in place reads ahead of writing. */
 static void keep_conv_rows(const delta_job *j, int sequence) {
@@ -204,7 +225,7 @@ static void recurrence_task(void *context, int task, int worker) {
     int head = rest / panels_per_head(j), column = rest % panels_per_head(j) * PANEL;
     for (int left = min_int(PANEL, j->l->value_dim - column); left;) {
         int width = left >= 64 ? 64 : left >= 32 ? 32 : 16;
-        run_panel(j, sequence, head, column, width, j->e->scratch[worker]);
+        (width == 64 ? run_panel4 : width == 32 ? run_panel2 : run_panel1)(j, sequence, head, column, j->e->scratch[worker]);
         column += width;
         left -= width;
     }

@@ -152,7 +152,8 @@ static void run_experts(moe_job *j, const float *normed, size_t ld) {
         int begin = first[x], n = first[x + 1] - begin;
         if (n) {
             float *part = inner + (size_t)begin * inner_ld;
-            up[count] = (product){.weight = &l->gate, .up = &l->up, .expert = x, .x = normed, .ldx = ld, .gather = token_of + begin,
+            up[count] = (product){.weight = &l->gate, .up = &l->up, .expert = x, .x = normed, .ldx = ld, .gather = token_of,
+                                    .first = begin, .num_gathered = (int)pairs,
                                   .num_tokens = n, .out = part, .ldo = inner_ld};
             down[count++] = (product){.weight = &l->down, .expert = x, .x = part, .ldx = inner_ld, .num_tokens = n,
                                       .out = j->routed + (size_t)begin * (size_t)j->size, .ldo = (size_t)j->size};

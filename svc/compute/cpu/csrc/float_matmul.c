@@ -209,7 +209,7 @@ void float_product_tile(const engine *e, const product *p, int first_row, int fi
     group g = {e, x, num_tokens, rows, scratch, scratch + FLOAT_ROWS * PIECE};
     float *totals = g.sums + (size_t)num_tokens * SUMS_OF_TOKEN, *up_totals = totals + (size_t)num_tokens * FLOAT_ROWS;
     for (int t = 0; t < num_tokens; t++) {
-        x[t] = p->x + (size_t)(p->gather ? p->gather[first_token + t] : first_token + t) * p->ldx;
+        x[t] = p->x + (size_t)(p->gather ? p->gather[p->first + first_token + t] : first_token + t) * p->ldx;
     }
     multiply_matrix(&g, p->weight, p->expert, first_row, totals);
     if (p->up) {

@@ -23,6 +23,7 @@ ALWAYS_INLINE ints i_xor(ints a, ints b) { return _mm512_xor_si512(a, b); }
 ALWAYS_INLINE ints i_lookup(const int8_t *table, ints index) {
     return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), index);
 }
+ALWAYS_INLINE floats i_as_floats(ints a) { return _mm512_castsi512_ps(a); }
 /* Lanes hold halves in their low 16 bits. */
 ALWAYS_INLINE floats i_halves(ints a) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)); }
 /* 16 bytes of rows 0, 4, 8, 12 */
@@ -32,6 +33,11 @@ ALWAYS_INLINE ints quarter_rows(const uint8_t *row, size_t stride) {
     a = _mm512_inserti32x4(a, PIECE_OF(4), 1);
     a = _mm512_inserti32x4(a, PIECE_OF(8), 2);
     return _mm512_inserti32x4(a, PIECE_OF(12), 3);
+}
+/* The half at p, p + stride, ..., in the low bits of each lane; four bytes are read. */
+ALWAYS_INLINE ints i_gather_halves(const uint8_t *p, size_t stride) {
+    ints number = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_i32gather_epi32(_mm512_mullo_epi32(number, _mm512_set1_epi32((int)stride)), p, 1);
 }
 ALWAYS_INLINE ints i_repeat16(const int8_t *p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p)); }
 /* x where w >= 0, -x elsewhere */
@@ -49,6 +55,7 @@ ALWAYS_INLINE ints i_xor(ints a, ints b) { return _mm256_xor_si256(a, b); }
 ALWAYS_INLINE ints i_lookup(const int8_t *table, ints index) {
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table)), index);
 }
+ALWAYS_INLINE floats i_as_floats(ints a) { return _mm256_castsi256_ps(a); }
 ALWAYS_INLINE floats i_halves(ints a) {
     a = _mm256_and_si256(a, _mm256_set1_epi32(0xffff));
     return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)));
@@ -57,6 +64,13 @@ ALWAYS_INLINE floats i_halves(ints a) {
 ALWAYS_INLINE ints quarter_rows(const uint8_t *row, size_t stride) {
 #define PIECE_OF(r) _mm_loadu_si128((const __m128i *)(row + (r) * stride))
     return _mm256_inserti128_si256(_mm256_castsi128_si256(PIECE_OF(0)), PIECE_OF(4), 1);
+}
+ALWAYS_INLINE ints i_gather_halves(const uint8_t *p, size_t stride) {
+    _Alignas(32) uint32_t halves[8];
+    for (size_t r = 0; r < 8; r++) {
+        halves[r] = (uint32_t)p[r * stride] | (uint32_t)p[r * stride + 1] << 8;
+    }
+    return _mm256_load_si256((const __m256i *)halves);
 }
 ALWAYS_INLINE ints i_repeat16(const int8_t *p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p)); }
 ALWAYS_INLINE ints i_sign(ints x, ints w) { return _mm256_sign_epi8(x, w); }
@@ -70,6 +84,7 @@ ALWAYS_INLINE ints i_mul(ints a, ints b) { return OP(mullo_epi32)(a, b); }
 #define i_left(a, n) OP(slli_epi32)(a, n)
 #define i_right(a, n) OP(srli_epi32)(a, n)
 #define i_right_signed(a, n) OP(srai_epi32)(a, n)
+ALWAYS_INLINE ints i_max(ints a, ints b) { return OP(max_epi32)(a, b); }
 ALWAYS_INLINE floats i_floats(ints a) { return OP(cvtepi32_ps)(a); }
 ALWAYS_INLINE floats f_load(const float *p) { return OP(loadu_ps)(p); }
 ALWAYS_INLINE void f_store(float *p, floats a) { OP(storeu_ps)(p, a); }
@@ -138,6 +153,10 @@ ALWAYS_INLINE ints i_lookup(const int8_t *table, ints index) {
     return (ints)out;
 }
 ALWAYS_INLINE floats i_halves(ints a) { return half_to_float((uint16_t)a); }
+ALWAYS_INLINE ints i_gather_halves(const uint8_t *p, size_t stride) {
+    (void)stride; /* of one row */
+    return p[0] | p[1] << 8;
+}
 ALWAYS_INLINE ints i_set1(int32_t x) { return x; }
 ALWAYS_INLINE ints i_add(ints a, ints b) { return a + b; }
 ALWAYS_INLINE ints i_sub(ints a, ints b) { return a - b; }
@@ -145,7 +164,9 @@ ALWAYS_INLINE ints i_mul(ints a, ints b) { return a * b; }
 ALWAYS_INLINE ints i_left(ints a, int n) { return (ints)((uint32_t)a << n); }
 ALWAYS_INLINE ints i_right(ints a, int n) { return (ints)((uint32_t)a >> n); }
 ALWAYS_INLINE ints i_right_signed(ints a, int n) { return a >> n; }
+ALWAYS_INLINE ints i_max(ints a, ints b) { return a > b ? a : b; }
 ALWAYS_INLINE floats i_floats(ints a) { return (float)a; }
+ALWAYS_INLINE floats i_as_floats(ints a) { return bits_to_float((uint32_t)a); }
 ALWAYS_INLINE floats f_load(const float *p) { return *p; }
 ALWAYS_INLINE void f_store(float *p, floats a) { *p = a; }
 ALWAYS_INLINE floats f_set1(float x) { return x; }

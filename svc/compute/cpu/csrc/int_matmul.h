@@ -10,10 +10,22 @@
 
 /* Columns that share one scale of the activations, as this type wants them: 256, 32, or 0 for a type without an integer kernel. */
 int int_block(int type);
-/* Bytes of one token's `cols` activations in blocks of `block`. */
-size_t int_row_bytes(int block, int cols);
-void int_quantize(const float *x, int block, int cols, void *out);
-/* One tile of a product whose activations stand quantized at x, row_bytes apart; `scratch` holds INT_SCRATCH floats. */
-void int_product_tile(const product *p, const uint8_t *x, size_t row_bytes, int first_row, float *scratch);
+/* Activations stand in units of 256 columns, [units][rows]: bytes of one unit of one row. */
+size_t int_unit_bytes(int block);
+/* Rounds one row of activations; its next unit is `stride` bytes on. */
+void int_quantize(const float *x, int block, int cols, uint8_t *out, size_t stride);
+/* Quantized activations of a product: its token i is row i of the units, or row gather[i]. */
+typedef struct {
+    const uint8_t *units; /* [units][num_rows], and INT_PADDING more that may be read and do not count */
+    size_t num_rows;
+    const int32_t *gather;
+} int_source;
+
+#define INT_PADDING 32
+
+/* Whether products of so many tokens want them side by side, not gathered. */
+int int_wants_gathered(int num_tokens);
+/* Rows of a product, first_row a multiple of INT_ROWS; `scratch` holds INT_SCRATCH floats. */
+void int_product_rows(const product *p, const int_source *x, int first_row, int num_rows, float *scratch);
 
 #endif

@@ -6,11 +6,11 @@
 #include "int_lanes.h"
 #include "int_matmul.h"
 
-typedef struct {
+typedef struct { /* 256 columns: one block, or up to eight blocks of 32 */
     _Alignas(64) uint8_t w[64][INT_ROWS][4]; /* columns 4 i .. 4 i + 3 of each row */
     int32_t scale[16][INT_ROWS];             /* of each group, for add_scaled */
     int32_t pair[8][INT_ROWS];               /* of groups 2 i and 2 i + 1 in halves: what multiplies their sums of activations */
-    float d[INT_ROWS], dmin[INT_ROWS];
+    float d[8][INT_ROWS], dmin[INT_ROWS];    /* d of each block */
 } tile;
 
 #define EACH_BYTE(x) i_set1((x) * 0x01010101)
@@ -27,18 +27,16 @@ ALWAYS_INLINE void store_pair(tile *t, int i, int lane, ints first, ints second)
     i_store(t->pair[i] + lane, i_or(i_and(first, i_set1(0xffff)), i_left(second, 16)));
 }
 
-/* The half at the beginning of 16 bytes of each row. */
-ALWAYS_INLINE floats first_halves(const uint8_t *rows, size_t stride) {
-    ints piece[4];
-    transpose_piece(rows, stride, piece);
-    return i_halves(i_and(piece[0], i_set1(0xffff)));
+/* The half at the beginning of a block of each row. */
+ALWAYS_INLINE void unpack_half(const uint8_t *rows, size_t stride, tile *t, int lane, int block) {
+    f_store(t->d[block] + lane, i_halves(i_and(i_gather_halves(rows, stride), i_set1(0xffff))));
 }
 
 /* The head of a block of Q4_K and Q5_K: d, dmin, and eight scales and minimums of six bits. */
 ALWAYS_INLINE void unpack_scales(const uint8_t *rows, size_t stride, tile *t, int lane) {
     ints head[4], six = EACH_BYTE(0x3f), four = EACH_BYTE(0x0f), two = EACH_BYTE(0x30);
     transpose_piece(rows, stride, head);
-    f_store(t->d + lane, i_halves(i_and(head[0], i_set1(0xffff))));
+    f_store(t->d[0] + lane, i_halves(i_and(head[0], i_set1(0xffff))));
     f_store(t->dmin + lane, i_halves(i_right(head[0], 16)));
     ints scales[2] = {i_and(head[1], six), i_or(i_and(head[3], four), i_and(i_right(head[1], 2), two))};
     ints minimums[2] = {i_and(head[2], six), i_or(i_and(i_right(head[3], 4), four), i_and(i_right(head[2], 2), two))};
@@ -55,7 +53,8 @@ ALWAYS_INLINE void unpack_scales(const uint8_t *rows, size_t stride, tile *t, in
     }
 }
 
-ALWAYS_INLINE void unpack_q4_k(const uint8_t *rows, size_t stride, tile *t, int lane) {
+ALWAYS_INLINE void unpack_q4_k(const uint8_t *rows, size_t stride, tile *t, int lane, int block) {
+    (void)block;
     ints four = EACH_BYTE(0x0f), piece[4];
     unpack_scales(rows, stride, t, lane);
     UNROLL
@@ -70,7 +69,8 @@ ALWAYS_INLINE void unpack_q4_k(const uint8_t *rows, size_t stride, tile *t, int 
     }
 }
 
-ALWAYS_INLINE void unpack_q5_k(const uint8_t *rows, size_t stride, tile *t, int lane) {
+ALWAYS_INLINE void unpack_q5_k(const uint8_t *rows, size_t stride, tile *t, int lane, int block) {
+    (void)block;
     ints four = EACH_BYTE(0x0f), one = EACH_BYTE(0x10), high[8], piece[4];
     unpack_scales(rows, stride, t, lane);
     transpose_piece(rows + 16, stride, high);
@@ -104,10 +104,11 @@ ALWAYS_INLINE void unpack_q6_k_scales(const uint8_t *rows, size_t stride, tile *
         store_pair(t, 2 * i + 1, lane, s[2], s[3]);
     }
     transpose_piece(rows + 194, stride, scales); /* the half is the end of a block, and nothing behind it may be read */
-    f_store(t->d + lane, i_halves(i_right(scales[3], 16)));
+    f_store(t->d[0] + lane, i_halves(i_right(scales[3], 16)));
 }
 
-ALWAYS_INLINE void unpack_q6_k(const uint8_t *rows, size_t stride, tile *t, int lane) {
+ALWAYS_INLINE void unpack_q6_k(const uint8_t *rows, size_t stride, tile *t, int lane, int block) {
+    (void)block;
     ints four = EACH_BYTE(0x0f), two = EACH_BYTE(0x30);
     unpack_q6_k_scales(rows, stride, t, lane);
     UNROLL
@@ -128,17 +129,17 @@ ALWAYS_INLINE void unpack_q6_k(const uint8_t *rows, size_t stride, tile *t, int 
     }
 }
 
-ALWAYS_INLINE void unpack_q8_0(const uint8_t *rows, size_t stride, tile *t, int lane) {
+ALWAYS_INLINE void unpack_q8_0(const uint8_t *rows, size_t stride, tile *t, int lane, int block) {
     UNROLL
     for (int p = 0; p < 2; p++) {
         ints piece[4];
         transpose_piece(rows + 2 + 16 * p, stride, piece);
         UNROLL
         for (int j = 0; j < 4; j++) {
-            i_store(t->w[4 * p + j][lane], SIGNED_BYTES(piece[j]));
+            i_store(t->w[8 * block + 4 * p + j][lane], SIGNED_BYTES(piece[j]));
         }
     }
-    f_store(t->d + lane, first_halves(rows, stride));
+    unpack_half(rows, stride, t, lane, block);
 }
 
 /* Sixteen bytes of nibbles: the low ones are the first 16 columns of a group, the high ones the others. */
@@ -153,33 +154,37 @@ ALWAYS_INLINE void unpack_nibbles(const uint8_t *rows, size_t stride, const int8
     }
 }
 
-ALWAYS_INLINE void unpack_q4_0(const uint8_t *rows, size_t stride, tile *t, int lane) {
-    unpack_nibbles(rows + 2, stride, NULL, i_set1(0), t->w, lane);
-    f_store(t->d + lane, first_halves(rows, stride));
+ALWAYS_INLINE void unpack_q4_0(const uint8_t *rows, size_t stride, tile *t, int lane, int block) {
+    unpack_nibbles(rows + 2, stride, NULL, i_set1(0), t->w + 8 * block, lane);
+    unpack_half(rows, stride, t, lane, block);
 }
 
 static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
-ALWAYS_INLINE void unpack_iq4_nl(const uint8_t *rows, size_t stride, tile *t, int lane) {
-    unpack_nibbles(rows + 2, stride, iq4_values, SIGNED_BYTES(i_set1(0)), t->w, lane);
-    f_store(t->d + lane, first_halves(rows, stride));
+ALWAYS_INLINE void unpack_iq4_nl(const uint8_t *rows, size_t stride, tile *t, int lane, int block) {
+    unpack_nibbles(rows + 2, stride, iq4_values, SIGNED_BYTES(i_set1(0)), t->w + 8 * block, lane);
+    unpack_half(rows, stride, t, lane, block);
 }
 
 /* Doubled E2M1 numbers, plus 12. */
 static const int8_t e2m1_values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
-ALWAYS_INLINE void unpack_mxfp4(const uint8_t *rows, size_t stride, tile *t, int lane) {
-    unpack_nibbles(rows + 1, stride, e2m1_values, i_set1(0), t->w, lane);
-    for (size_t r = 0; r < INT_LANES; r++) { /* half of 2^(e - 127), since the values are doubled; the two smallest are subnormal */
-        uint32_t e = rows[r * stride];
-        t->d[(size_t)lane + r] = bits_to_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
-    }
+/* Half of 2^(e - 127), since the values are doubled. The exponent's bits are that power, but for e = 0, which is subnormal. */
+ALWAYS_INLINE void unpack_e8m0(const uint8_t *rows, size_t stride, tile *t, int lane, int block) {
+    ints exponent = i_left(i_and(i_gather_halves(rows, stride), i_set1(0xff)), 23);
+    f_store(t->d[block] + lane, f_mul(i_as_floats(i_max(exponent, i_set1(0x00400000))), f_set1(0.5f)));
 }
 
-ALWAYS_INLINE void unpack_iq4_xs(const uint8_t *rows, size_t stride, tile *t, int lane) {
+ALWAYS_INLINE void unpack_mxfp4(const uint8_t *rows, size_t stride, tile *t, int lane, int block) {
+    unpack_nibbles(rows + 1, stride, e2m1_values, i_set1(0), t->w + 8 * block, lane);
+    unpack_e8m0(rows, stride, t, lane, block);
+}
+
+ALWAYS_INLINE void unpack_iq4_xs(const uint8_t *rows, size_t stride, tile *t, int lane, int block) {
+    (void)block;
     ints head[4], offset = i_set1(32);
     transpose_piece(rows, stride, head); /* d, the high bits of the scales, four bytes of low bits; the rest is the first group's */
-    f_store(t->d + lane, i_halves(i_and(head[0], i_set1(0xffff))));
+    f_store(t->d[0] + lane, i_halves(i_and(head[0], i_set1(0xffff))));
     ints high = i_right(head[0], 16), scales[8];
     UNROLL
     for (int group = 0; group < 8; group++) {

@@ -10,9 +10,10 @@
 typedef struct {
     const float *x;
     size_t ldx;
-    int cols, block, num_rows;
-    uint8_t *rounded; /* [num_rows][row_bytes] */
-    size_t row_bytes;
+    int cols, block, num_rows, num_gathered;
+    const int32_t *gather; /* [num_gathered] rows that products take from here, or NULL */
+    uint8_t *rounded;      /* [units of 256 columns][num_rows] */
+    uint8_t *gathered;     /* [units][num_gathered], where products want it; else NULL */
 } source;
 
 /* Columns per scale of the activations for this product; 0: it is computed in floats. Depends on the weights alone. */
@@ -23,44 +24,74 @@ static int product_block(const engine *e, const product *p) {
 
 /* The source of a product: an earlier one with the same activations, if it is the first or the last, or a new one. */
 static int add_source(source *sources, int *count, const product *p, int block) {
-    int num_rows = p->num_tokens;
+    int found = -1, num_rows = p->num_tokens;
     for (int i = 0; p->gather && i < p->num_tokens; i++) {
-        num_rows = p->gather[i] + 1 > num_rows ? p->gather[i] + 1 : num_rows;
+        int row = p->gather[p->first + i];
+        num_rows = row + 1 > num_rows ? row + 1 : num_rows;
     }
-    for (int i = *count - 1; i >= 0; i = i > 0 ? 0 : -1) {
-        source *s = sources + i;
-        if (s->x == p->x && s->ldx == p->ldx && s->cols == p->weight->cols && s->block == block) {
-            s->num_rows = s->num_rows > num_rows ? s->num_rows : num_rows;
-            return i;
-        }
+    for (int i = *count - 1; found < 0 && i >= 0; i = i > 0 ? 0 : -1) {
+        const source *s = sources + i;
+        int same_rows = !p->gather || !s->gather || p->gather == s->gather;
+        found = same_rows && s->x == p->x && s->ldx == p->ldx && s->cols == p->weight->cols && s->block == block ? i : -1;
     }
-    sources[*count] = (source){.x = p->x, .ldx = p->ldx, .cols = p->weight->cols, .block = block, .num_rows = num_rows,
-                               .row_bytes = int_row_bytes(block, p->weight->cols)};
-    return (*count)++;
+    if (found < 0) {
+        found = (*count)++;
+        sources[found] = (source){.x = p->x, .ldx = p->ldx, .cols = p->weight->cols, .block = block};
+    }
+    source *s = sources + found;
+    s->num_rows = s->num_rows > num_rows ? s->num_rows : num_rows;
+    if (p->gather && int_wants_gathered(p->num_tokens)) {
+        s->gather = p->gather, s->num_gathered = p->num_gathered;
+    }
+    return found;
+}
+
+/* Room for the units of so many rows, and padding. */
+static uint8_t *unit_memory(engine *e, const source *s, int num_rows) {
+    size_t bytes = int_unit_bytes(s->block), units = (size_t)div_up(s->cols, 256) * (size_t)num_rows;
+    uint8_t *memory = arena_bytes(e, (units + INT_PADDING) * bytes);
+    if (memory) {
+        memset(memory + units * bytes, 0, INT_PADDING * bytes);
+    }
+    return memory;
 }
 
 typedef struct {
     const source *sources;
-    const int *first_row; /* [count] */
+    const int *first_row; /* [count + 1] */
 } rounding;
 
-static void round_task(void *context, int row, int worker) {
-    const rounding *r = context;
-    (void)worker;
+/* The source that task `*row` belongs to; *row becomes its row there. */
+static const source *source_of_row(const rounding *r, int *row) {
     int i = 0;
-    while (r->first_row[i + 1] <= row) {
+    while (r->first_row[i + 1] <= *row) {
         i++;
     }
-    const source *s = r->sources + i;
-    size_t number = (size_t)(row - r->first_row[i]);
-    int_quantize(s->x + number * s->ldx, s->block, s->cols, s->rounded + number * s->row_bytes);
+    *row -= r->first_row[i];
+    return r->sources + i;
+}
+
+static void round_task(void *context, int row, int worker) {
+    (void)worker;
+    const source *s = source_of_row(context, &row);
+    size_t bytes = int_unit_bytes(s->block);
+    int_quantize(s->x + (size_t)row * s->ldx, s->block, s->cols, s->rounded + (size_t)row * bytes, (size_t)s->num_rows * bytes);
+}
+
+static void gather_task(void *context, int row, int worker) {
+    (void)worker;
+    const source *s = source_of_row(context, &row);
+    size_t bytes = int_unit_bytes(s->block), from = (size_t)s->gather[row], to = (size_t)row;
+    for (int unit = 0; unit < div_up(s->cols, 256); unit++, from += (size_t)s->num_rows, to += (size_t)s->num_gathered) {
+        memcpy(s->gathered + to * bytes, s->rounded + from * bytes, bytes);
+    }
 }
 
 /* Rounds what products need -> the source of each product, -1 for those in floats; NULL without memory. */
 static const int *round_activations(engine *e, const product *products, int count, source *sources) {
     int *source_of = arena_bytes(e, (size_t)count * sizeof *source_of), *first_row = arena_bytes(e, (size_t)(count + 1) * sizeof *first_row);
-    int num_sources = 0;
-    size_t work = 0;
+    int *first_gathered = arena_bytes(e, (size_t)(count + 1) * sizeof *first_gathered), num_sources = 0;
+    size_t work = 0, copied = 0;
     if (e->out_of_memory) {
         return NULL;
     }
@@ -68,18 +99,33 @@ static const int *round_activations(engine *e, const product *products, int coun
         int block = products[i].num_tokens ? product_block(e, products + i) : 0;
         source_of[i] = block ? add_source(sources, &num_sources, products + i, block) : -1;
     }
-    first_row[0] = 0;
+    first_row[0] = first_gathered[0] = 0;
     for (int i = 0; i < num_sources; i++) {
-        first_row[i + 1] = first_row[i] + sources[i].num_rows;
-        work += 4 * (size_t)sources[i].num_rows * (size_t)sources[i].cols;
-        sources[i].rounded = arena_bytes(e, (size_t)sources[i].num_rows * sources[i].row_bytes);
+        source *s = sources + i;
+        first_row[i + 1] = first_row[i] + s->num_rows;
+        first_gathered[i + 1] = first_gathered[i] + s->num_gathered;
+        work += 4 * (size_t)s->num_rows * (size_t)s->cols;
+        copied += (size_t)s->num_gathered * (size_t)s->cols;
+        s->rounded = unit_memory(e, s, s->num_rows);
+        s->gathered = s->gather ? unit_memory(e, s, s->num_gathered) : NULL;
     }
     if (e->out_of_memory) {
         return NULL;
     }
-    rounding r = {sources, first_row};
-    run_tasks(e, round_task, &r, first_row[num_sources], work);
+    rounding rounded = {sources, first_row}, gathered = {sources, first_gathered};
+    run_tasks(e, round_task, &rounded, first_row[num_sources], work);
+    run_tasks(e, gather_task, &gathered, first_gathered[num_sources], copied);
     return source_of;
+}
+
+static int_source source_of_product(const source *s, const product *p) {
+    if (!p->gather) {
+        return (int_source){s->rounded, (size_t)s->num_rows, NULL};
+    }
+    if (s->gathered) {
+        return (int_source){s->gathered + (size_t)p->first * int_unit_bytes(s->block), (size_t)s->num_gathered, NULL};
+    }
+    return (int_source){s->rounded, (size_t)s->num_rows, p->gather + p->first};
 }
 
 /* -- all products as one phase -------------------------------------------------------------------------------------------------------- */
@@ -91,7 +137,19 @@ typedef struct {
     const int *source_of;  /* [count]; -1: in floats */
     const int *first_tile; /* [count + 1] */
     int count;
+    int int_rows; /* of a task, in integers */
 } phase;
+
+/* Rows of one task: some tiles that stand one behind the other in memory, and tasks enough for all threads to end at the same time. */
+static int int_task_rows(const engine *e, const product *products, const int *source_of, int count) {
+    int tiles = 0, most_tokens = 1;
+    for (int i = 0; i < count; i++) {
+        tiles += source_of[i] >= 0 ? div_up(products[i].weight->rows, INT_ROWS) : 0;
+        most_tokens = products[i].num_tokens > most_tokens ? products[i].num_tokens : most_tokens;
+    }
+    int most = most_tokens > 16 ? 4 : 16, wanted = tiles / (8 * pool_threads(e->threads));
+    return INT_ROWS * (wanted < 1 ? 1 : min_int(wanted, most));
+}
 
 static void product_task(void *context, int task, int worker) {
     const phase *ph = context;
@@ -106,8 +164,8 @@ static void product_task(void *context, int task, int worker) {
     }
     const product *p = ph->products + low;
     if (ph->source_of[low] >= 0) {
-        const source *s = ph->sources + ph->source_of[low];
-        int_product_tile(p, s->rounded, s->row_bytes, (task - ph->first_tile[low]) * INT_ROWS, ph->e->scratch[worker]);
+        int_source x = source_of_product(ph->sources + ph->source_of[low], p);
+        int_product_rows(p, &x, (task - ph->first_tile[low]) * ph->int_rows, ph->int_rows, ph->e->scratch[worker]);
         return;
     }
     /* All tiles with one group of tokens, then with the next: activations are read more often than weights. */
@@ -115,11 +173,11 @@ static void product_task(void *context, int task, int worker) {
     float_product_tile(ph->e, p, tile % height * FLOAT_ROWS, tile / height * float_group(p), ph->e->scratch[worker]);
 }
 
-static int num_tiles(const product *p, int in_floats) {
+static int num_tiles(const product *p, int in_floats, int int_rows) {
     if (!p->num_tokens) {
         return 0;
     }
-    return in_floats ? div_up(p->weight->rows, FLOAT_ROWS) * div_up(p->num_tokens, float_group(p)) : div_up(p->weight->rows, INT_ROWS);
+    return in_floats ? div_up(p->weight->rows, FLOAT_ROWS) * div_up(p->num_tokens, float_group(p)) : div_up(p->weight->rows, int_rows);
 }
 
 void run_products(engine *e, const product *products, int count) {
@@ -140,9 +198,10 @@ void run_products(engine *e, const product *products, int count) {
         return;
     }
     first_tile[0] = 0;
+    int int_rows = int_task_rows(e, products, source_of, count);
     for (int i = 0; i < count; i++) {
-        first_tile[i + 1] = first_tile[i] + num_tiles(products + i, source_of[i] < 0);
+        first_tile[i + 1] = first_tile[i] + num_tiles(products + i, source_of[i] < 0, int_rows);
     }
-    phase ph = {e, products, sources, source_of, first_tile, count};
+    phase ph = {e, products, sources, source_of, first_tile, count, int_rows};
     run_tasks(e, product_task, &ph, first_tile[count], work);
 }

@@ -10,7 +10,8 @@ typedef struct {
     int expert;             /* which matrix of a stack */
     const float *x;         /* [..][ldx] activations, ldx >= ROUND_LANES(cols), zeros behind cols */
     size_t ldx;
-    const int32_t *gather;  /* NULL: token i is row i of x; else row gather[i] */
+    const int32_t *gather;  /* NULL: token i is row i of x; else row gather[first + i] */
+    int first, num_gathered; /* of the whole list `gather`, which several products have parts of */
     int num_tokens;
     float *out;             /* [..][ldo]; token i writes (adds to) row i */
     size_t ldo;
