@@ -41,7 +41,8 @@ def add_command(commands: Any) -> None:
         "perplexity",
         help="measure how well a model predicts a text",
         description="Perplexity of a text by llama-perplexity's method: the text is cut into chunks that start from nothing, and "
-        "the second half of each is scored. On the cpu device the figure depends neither on --sequences nor on --max-step-tokens.",
+        "the second half of each is scored. On the cpu device, and with --exact on cuda, the figure depends neither on --sequences "
+        "nor on --max-step-tokens.",
         allow_abbrev=False,
     )
     add_options(parser, DEVICE_KEYS + METADATA_KEYS)

@@ -73,6 +73,16 @@ def test_which_gpu(device: str, index: int, emulated: list[int], logger: Any, ca
     assert captured.entries == []
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_exact(exact: bool, emulated: list[int], logger: Any) -> None:
+    """The setting reaches the device: with it no memory is planned for chunks of the delta rule and splits of attention."""
+    config, _ = open_model(MODEL)
+    sizes = (config, config.memory_layout(16, "f16"), 4, 64, 64)
+    found, other = (app.choose_ops(Config(device="cuda", exact=value), logger) for value in (exact, not exact))
+    planned, otherwise = (ops.bytes_for_steps(*sizes) for ops in (found, other))  # type: ignore[attr-defined]
+    assert (planned < otherwise) == exact
+
+
 def test_auto_goes_on_without(monkeypatch: pytest.MonkeyPatch, logger: Any, captured: LogCapture) -> None:
     """CuPy without a GPU: another device computes, and the log says why."""
 
