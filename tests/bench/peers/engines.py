@@ -87,17 +87,25 @@ class LlamaCpp:
 
 @dataclass(frozen=True, slots=True)
 class IkLlama:
-    """The fork has the same programs with older flags; its batched one prints a table only."""
+    """The fork has the same programs with older flags; its batched one prints a table only.
+
+    Several sequences go without its flash attention, which ends in GGML_ASSERT(S > 0) with hybrid models (version 0.1.5).
+    """
 
     folder: Path
     name: str = "ik_llama.cpp"
-    variants: tuple[Variant, ...] = (Variant("weights as they are"), Variant("repacked weights", ("-rtr", "1")))
+    variants: tuple[Variant, ...] = (
+        Variant("weights as they are"),
+        Variant("repacked weights", ("-rtr", "1")),
+        Variant("merged weights", ("-muge", "1", "-mqkv", "1")),
+    )
 
     def command(self, task: Task, model: Path, threads: int, variant: Variant) -> list[str]:
         common = ["-m", str(model), "-t", str(threads)]
         if task.sequences > 1:
-            repack = ["-rtr"] if variant.flags else []
-            return [str(self.folder / "llama-batched-bench"), *common, "-tb", str(threads), *_batched_sizes(task), *repack]
+            sizes = ["-tb", str(threads), *_batched_sizes(task), "-no-fa"]
+            switches = variant.flags[::2]  # without their values
+            return [str(self.folder / "llama-batched-bench"), *common, *sizes, *switches]
         return [str(self.folder / "llama-bench"), *common, *_sizes(task), "-o", "json", *variant.flags]
 
     def rate(self, task: Task, output: str) -> float:
