@@ -70,7 +70,7 @@ def run_once(engine: Engine, task: Task, model: Path, threads: int, variant: Var
                 timeout=LONGEST_RUN_S,
                 check=True,
             )
-            rate = engine.rate(task, done.stdout)
+            rate = engine.rate(task, f"{done.stdout}\n{done.stderr}")  # the fork logs its table
         except (subprocess.SubprocessError, ValueError) as error:
             progress(f"{engine.name}, {variant.name}, {task.name}: {error}")
             return None
