@@ -11,6 +11,11 @@ A backend runs a batch in this fixed order:
 6. sample (`samples`) from the hidden rows of live rows - whether the forward just wrote them or a restore brought them.
 
 Numbers come from `memory/`; the backend owns every array. A page, row or cell number outside the plan is our bug (assert).
+
+A step may be submitted before the one submitted just before it has ended (`StepBatch.ahead`), and then evaluate a token that this
+one samples: PENDING stands for it. Steps take effect in the order of submission. When the pending token ends its answer (it is
+among `Sample.stops`) or is not finite, the piece is skipped: row, pages and hidden row stay as they are, and what is sampled from
+that row means nothing. When the earlier step fails, the later one is refused or its effects are worth nothing.
 """
 
 from collections.abc import Sequence
@@ -22,6 +27,13 @@ from numpy.typing import NDArray
 
 from svc.compute.sampling.params import SamplingParams
 from svc.memory.plan import MemoryPlan
+
+PENDING = -1
+"""In place of a token id: the token that the step submitted just before samples for the same row."""
+
+
+class StepRefusedError(RuntimeError):
+    """A step that was planned ahead of one that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +58,7 @@ class Piece:
 
     row: int
     start: int  # absolute position of tokens[0]
-    tokens: NDArray[np.int32]  # [n], n >= 1
+    tokens: NDArray[np.int32]  # [n], n >= 1; PENDING alone, where n == 1 and nothing is captured or scored
     pages: NDArray[np.int32]  # block table: page of position p is pages[p // page_tokens]; covers [0, start + n)
 
     @property
@@ -67,7 +79,7 @@ class Capture:
 class History:
     """The tokens before the one to be sampled: what penalties count."""
 
-    tokens: NDArray[np.int32]  # [Sample.position], the prompt first
+    tokens: NDArray[np.int32]  # [Sample.position], the prompt first; the last may be PENDING
     num_prompt: int
 
 
@@ -93,6 +105,7 @@ class Sample:
     params: SamplingParams
     banned: tuple[int, ...] = ()  # token ids that must not be sampled here (ignore_eos, min_tokens)
     history: History | None = None  # given exactly where params.has_penalties
+    stops: frozenset[int] = frozenset()  # ids that end the answer: a piece with this token pending is skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +118,7 @@ class StepBatch:
     captures: Sequence[Capture] = ()
     scores: Sequence[Score] = ()
     samples: Sequence[Sample] = ()
+    ahead: bool = False  # planned before the step submitted just before had ended
 
     @property
     def num_tokens(self) -> int:
@@ -131,13 +145,42 @@ class StepResult:
     scores: tuple[float, ...] = ()  # aligned with StepBatch.scores: log probabilities; NaN where logits were not finite
 
 
+class Submitted(Protocol):
+    """A step on its way."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether `result` has nothing to wait for. Rooms that compute on the calling thread say so at once."""
+
+    def result(self) -> StepResult:
+        """Waits for the step -> its result, the same each time; raises what made it fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A step that ended before `submit` returned."""
+
+    known: StepResult
+    finished: bool = True
+
+    def result(self) -> StepResult:
+        return self.known
+
+
 class Backend(Protocol):
-    """One loaded model on one device. `run` is called from the compute thread only, one batch at a time."""
+    """One loaded model on one device. Called from the compute thread only."""
 
     name: str  # "reference", "cpu" or "cuda"
     plan: MemoryPlan
     max_step_tokens: int  # most tokens one batch may carry
 
-    def run(self, batch: StepBatch) -> StepResult: ...
+    def submit(self, batch: StepBatch) -> Submitted:
+        """Begins a step. At most one other may be unfinished, and what that one reads and writes is not touched by this call.
+
+        Raises what made the step fail, or StepRefusedError.
+        """
+
+    def run(self, batch: StepBatch) -> StepResult:
+        """Submits a step and waits for it."""
 
     def close(self) -> None: ...

@@ -45,6 +45,8 @@ class Ops(Protocol):
 
     name: str
     copies_weights: bool  # `weight` reads all of a tensor; otherwise it may keep the map
+    # Whether operations may go on after they return. Then pending tokens (backend.py) are resolved by `submit`, on the device.
+    asynchronous: bool
 
     def bytes_for_caches(
         self, config: ModelConfig, layout: MemoryLayout, num_rows: int, max_step_tokens: int, logit_rows: int, weights_bytes: int
@@ -77,8 +79,8 @@ class Ops(Protocol):
 
     def caches(self, plan: MemoryPlan) -> Caches: ...
 
-    def finish(self) -> None:
-        """The host waits until everything asked for so far is done: cells may be published, and a step's time is known."""
+    def mark(self) -> Callable[[], None]:
+        """-> what waits until everything asked for up to this call is done. At most the two latest marks are waited for."""
 
     # -- cache traffic ----------------------------------------------------------------------------------------------------------
     def copy_pages(self, caches: Caches, pairs: NDArray[np.int32]) -> None:
@@ -128,5 +130,6 @@ class Ops(Protocol):
     def logprobs(self, logits: Array, rows: Sequence[int], targets: Sequence[int]) -> list[float]:
         """log softmax(logits[rows[i]])[targets[i]], logits [n, V]; NaN where a logit of the row is not finite. Waits for them."""
 
-    def sample(self, logits: Array, rows: Sequence[int], samples: Sequence[Sample]) -> list[Sampled]:
-        """samples[i] drawn from logits[rows[i]] [n, V] as sampling/chain.py defines. Waits for the tokens."""
+    def sample(self, logits: Array, rows: Sequence[int], samples: Sequence[Sample]) -> Callable[[], list[Sampled]]:
+        """samples[i] drawn from logits[rows[i]] [n, V] as sampling/chain.py defines -> what waits for the tokens, to be called
+        once."""

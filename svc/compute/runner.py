@@ -1,7 +1,8 @@
 """ModelRunner: one model, one room of operations, one memory plan, together a Backend.
 
-A run is the list in backend.py's docstring, top to bottom. Nothing is read back from the device before the tokens, and at most
-MAX_LOGIT_ROWS rows of logits exist at a time.
+A step is the list in backend.py's docstring, top to bottom. Nothing is read back from the device before the tokens, and at most
+MAX_LOGIT_ROWS rows of logits exist at a time. Where operations go on after they return, `submit` only queues them, and the tokens
+are read when the result is asked for.
 """
 
 import time
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 
 from svc.compute.arch import load_model, read_config
 from svc.compute.arch.model import Model
-from svc.compute.backend import Sampled, Score, StepBatch, StepResult
+from svc.compute.backend import PENDING, Sampled, Score, StepBatch, StepRefusedError, StepResult
 from svc.compute.model_config import ModelConfig
 from svc.compute.ops import Ops
+from svc.compute.pending import has_pending_history, resolve
 from svc.compute.step_inputs import StepInputs, build_step_inputs, pairs
 from svc.compute.weights.gguf_file import GgufFile
 from svc.compute.weights.tensors import WeightSource
@@ -34,6 +36,29 @@ def open_model(file: GgufFile | Path | str) -> tuple[ModelConfig, WeightSource]:
     """
     opened = file if isinstance(file, GgufFile) else GgufFile.open(Path(file))
     return read_config(opened), WeightSource(opened)
+
+
+NOTHING = Sampled(-1)  # of a row whose piece was skipped
+
+
+class SubmittedStep:
+    """A step whose operations have been queued."""
+
+    def __init__(self, batch: StepBatch, collect: Callable[[], StepResult]) -> None:
+        self.samples = batch.samples
+        self._collect: Callable[[], StepResult] | None = collect
+        self._result: StepResult | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self._result is not None
+
+    def result(self) -> StepResult:
+        """Raises what a device that works by itself has run into."""
+        if self._result is None:
+            assert self._collect is not None
+            self._result, self._collect = self._collect(), None  # which holds buffers of the device
+        return self._result
 
 
 class ModelRunner:
@@ -54,27 +79,62 @@ class ModelRunner:
         self._hidden = ops.empty((max_step_tokens, model.config.hidden_size))
         self._vectors = ops.empty((MAX_LOGIT_ROWS, model.config.hidden_size))
         self._logits = ops.empty((MAX_LOGIT_ROWS, model.config.vocab_size))
+        self._latest: SubmittedStep | None = None  # None when it failed
+        self._idle_since = clock()
 
     def run(self, batch: StepBatch) -> StepResult:
         """Runs one step; asserts that its numbers are within the plan."""
+        return self.submit(batch).result()
+
+    def submit(self, batch: StepBatch) -> SubmittedStep:
+        """Queues one step; asserts that its numbers are within the plan. Done on return where operations are."""
         check_batch(batch, self.plan, self.max_step_tokens, self.model.config.vocab_size)
-        started = self._clock()
+        before, self._latest = self._latest, None
+        if batch.ahead and before is None:
+            raise StepRefusedError("the step before, whose end was foreseen, has failed")
+        started, wanted, left = self._clock(), batch, list(range(len(batch.samples)))
+        if batch.ahead and before is not None and (not self._ops.asynchronous or has_pending_history(batch)):
+            batch, left = resolve(batch, before.samples, before.result().samples)
+        step = SubmittedStep(wanted, self._queue(batch, started, left, len(wanted.samples)))
+        if not self._ops.asynchronous:
+            step.result()
+        self._latest = step
+        return step
+
+    def _queue(self, batch: StepBatch, started: float, left: Sequence[int], num_samples: int) -> Callable[[], StepResult]:
+        """Asks for everything -> what waits for it. `left`: which of `num_samples` samples the batch has."""
         self._prepare_memory(batch)
         scores: tuple[float, ...] = ()
         if batch.pieces:
             inputs = build_step_inputs(batch, self.model.rope)
             self._ops.submit(self._forward, self._hidden, inputs)
             scores = self._score(batch, inputs)
-        sampled = self._sample(batch)
-        self._ops.finish()  # before anybody is told that cells are written
+        draws = self._sample(batch)
+        wait = self._ops.mark()
         captured = tuple(save.cell for save in batch.saves) + tuple(capture.cell for capture in batch.captures)
-        return StepResult(sampled, captured, self._clock() - started, scores)
+
+        def collect() -> StepResult:
+            try:
+                wait()  # before anybody is told that cells are written
+                samples = [NOTHING] * num_samples
+                for indices, drawn in draws:
+                    for index, sampled in zip(indices, drawn(), strict=True):
+                        samples[left[index]] = sampled
+            except BaseException:
+                self._latest = None
+                raise
+            now = self._clock()
+            begun, self._idle_since = max(started, self._idle_since), now  # it may have waited for the step before
+            return StepResult(tuple(samples), captured, now - begun, scores)
+
+        return collect
 
     def _forward(self, hidden: Any, inputs: StepInputs) -> None:
         self.model.forward(self._ops, hidden, inputs, self._caches)
 
     def close(self) -> None:
         """Lets go of the device memory and closes the ops: the runner is their owner."""
+        self._latest = None
         del self._caches, self._hidden, self._vectors, self._logits
         self._ops.close()
 
@@ -102,14 +162,14 @@ class ModelRunner:
             results |= zip(indices, self._ops.logprobs(logits, rows, targets), strict=True)
         return tuple(results[index] for index in range(len(batch.scores)))
 
-    def _sample(self, batch: StepBatch) -> tuple[Sampled, ...]:
-        """Logits of each live row asked for, then one draw per sample."""
+    def _sample(self, batch: StepBatch) -> list[tuple[list[int], Callable[[], list[Sampled]]]]:
+        """Logits of each live row asked for, then one draw per sample -> (indices of samples, what gives their tokens)."""
         places = [wanted.row for wanted in batch.samples]
         by_row = self._in_blocks(places, lambda out, part: self._ops.live_hidden(out, part, self._caches))
-        results: dict[int, Sampled] = {}
-        for logits, rows, indices in by_row:
-            results |= zip(indices, self._ops.sample(logits, rows, [batch.samples[index] for index in indices]), strict=True)
-        return tuple(results[index] for index in range(len(batch.samples)))
+        return [
+            (indices, self._ops.sample(logits, rows, [batch.samples[index] for index in indices]))
+            for logits, rows, indices in by_row
+        ]
 
     def _in_blocks(
         self, places: Sequence[int], gather: Callable[[Any, NDArray[np.int32]], None]
@@ -151,7 +211,7 @@ def check_batch(batch: StepBatch, plan: MemoryPlan, max_step_tokens: int, vocab_
         assert 0 <= piece.row < plan.num_rows, piece
         assert len(piece.tokens) > 0, piece
         assert piece.start >= 0, piece
-        assert piece.tokens.min() >= 0, piece
+        assert piece.tokens.min() >= 0 or (batch.ahead and piece.tokens.tolist() == [PENDING]), piece
         assert piece.tokens.max() < vocab_size, piece
         needed = piece.pages[: -(-piece.end // plan.layout.page_tokens)]
         assert len(needed) * plan.layout.page_tokens >= piece.end or not plan.layout.page_elements, piece
@@ -161,10 +221,12 @@ def check_batch(batch: StepBatch, plan: MemoryPlan, max_step_tokens: int, vocab_
     for capture in batch.captures:
         piece = batch.pieces[capture.piece]
         assert piece.start < capture.position <= piece.end, (capture, piece)
+        assert piece.tokens[0] != PENDING, (capture, piece)
         assert 0 <= capture.cell < plan.num_cells, capture
     for score in batch.scores:
         piece = batch.pieces[score.piece]
         assert piece.start < score.position <= piece.end, (score, piece)
+        assert piece.tokens[0] != PENDING, (score, piece)
         assert 0 <= score.target < vocab_size, score
     for wanted in batch.samples:
         assert 0 <= wanted.row < plan.num_rows, wanted

@@ -187,6 +187,7 @@ class Generation:
             min_tokens=options.min_tokens,
             use_cache=options.use_cache,
             on_token=answer.on_token,
+            text_ends=bool(options.stop) or options.max_predict_s > 0,
         )
         self._streams.append(service.engine.submit(request))
         self.answers.append(answer)

@@ -46,20 +46,37 @@ class WaitingQueue:
 def find_join(sequence: Sequence, resume: ResumePoint, seated: Iterable[Slot]) -> tuple[Slot, int] | None:
     """The seated sequence whose coming capture saves `sequence` most, and where; None when nobody ahead helps.
 
-    The join point is the end of the common prefix, and must lie ahead of the leader: a state that has been passed is gone.
+    The join point is the end of the common prefix, and must lie ahead of what is planned for the leader: a state that has been
+    passed is gone.
     """
     if not sequence.request.use_cache or sequence.generated:
         return None
     best: tuple[Slot, int] | None = None
     for slot in seated:
-        if slot.cancelled:
+        if slot.leaving:
             continue
         point = sequence.common_prefix(slot.sequence)
-        if point <= max(slot.position, resume.position, best[1] if best else 0):
+        if point <= max(slot.planned, resume.position, best[1] if best else 0):
             continue
         if point - resume.position >= JOIN_MIN_TOKENS or point == sequence.num_prompt:
             best = (slot, point)
     return best
+
+
+def helps(sequence: Sequence, resume: ResumePoint, other: Sequence, position: int, *, hybrid: bool) -> bool:
+    """Whether the state after `position` tokens of `other`, once published, carries `sequence` further than its resume point.
+
+    The last of these tokens may not be known yet; then it is taken for the same.
+    """
+    if not sequence.request.use_cache or position <= resume.position:
+        return False
+    length = min(position, len(sequence.tokens), len(other.tokens))
+    same = sequence.tokens[:length] == other.tokens[:length]
+    if hybrid:
+        return position <= len(sequence.tokens) and bool(same.all())
+    common = length if same.all() else int(same.argmin())
+    reach = common if common == position else min(common, len(sequence.tokens) - 1)  # only a snapshot spares the last token too
+    return resume.position < reach
 
 
 class JoinRoom:

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from svc.compute.backend import Capture, History, PageCopy, Piece, RowCell, Sample, StepBatch
+import numpy as np
+
+from svc.compute.backend import PENDING, Capture, History, PageCopy, Piece, RowCell, Sample, StepBatch
 from svc.memory.sequence_cache import SequenceCache
 from svc.memory.snapshot_ring import SnapshotRef
 from svc.slots.slot import Closing, Slot
@@ -10,10 +12,12 @@ from svc.slots.slot import Closing, Slot
 
 @dataclass(slots=True, eq=False)
 class PlannedPiece:
-    """One slot's share of the forward: its tokens [slot.position, end)."""
+    """One slot's share of the forward: its tokens [start, end). `pending`: the one token that the step under way samples."""
 
     slot: Slot
+    start: int
     end: int
+    pending: bool
     captures: list[tuple[int, SnapshotRef]]  # (position, cell)
 
 
@@ -38,8 +42,8 @@ class StepPlan:
         return slot in self.seated
 
 
-def build_batch(plan: StepPlan, cache: SequenceCache) -> StepBatch:
-    """The device work of a plan, in the order the contract fixes (compute/backend.py)."""
+def build_batch(plan: StepPlan, cache: SequenceCache, *, ahead: bool) -> StepBatch:
+    """The device work of a plan, in the order the contract fixes (compute/backend.py). `ahead`: of the end of the step before."""
     copies: list[PageCopy] = []
     zero_rows: list[int] = []
     restores: list[RowCell] = []
@@ -61,15 +65,17 @@ def build_batch(plan: StepPlan, cache: SequenceCache) -> StepBatch:
             Capture(index, position, ref.cell) for index, planned in enumerate(plan.pieces) for position, ref in planned.captures
         ],
         samples=[_sample(slot) for slot in plan.sampling],
+        ahead=ahead,
     )
 
 
 def _piece(planned: PlannedPiece) -> Piece:
     slot = planned.slot
+    known = slot.sequence.tokens[planned.start : planned.end]
     return Piece(
         row=slot.lease.row,
-        start=slot.position,
-        tokens=slot.sequence.tokens[slot.position : planned.end].copy(),
+        start=planned.start,
+        tokens=np.array([PENDING], np.int32) if planned.pending else known.copy(),
         pages=slot.lease.table.array(planned.end),
     )
 
@@ -77,11 +83,16 @@ def _piece(planned: PlannedPiece) -> Piece:
 def _sample(slot: Slot) -> Sample:
     sequence = slot.sequence
     request = sequence.request
+    pending = slot.sampling - 1  # tokens before this one that are not known yet
+    history = None
+    if request.params.has_penalties:
+        history = History(np.append(sequence.tokens, np.full(pending, PENDING, np.int32)), sequence.num_prompt)
     return Sample(
         row=slot.lease.row,
-        position=len(sequence.tokens),
+        position=len(sequence.tokens) + pending,
         choice=request.choice,
         params=request.params,
-        banned=sequence.banned,
-        history=History(sequence.tokens.copy(), sequence.num_prompt) if request.params.has_penalties else None,
+        banned=sequence.banned_after(sequence.generated + pending),
+        history=history,
+        stops=request.stop_ids,
     )

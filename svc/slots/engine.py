@@ -1,6 +1,7 @@
-"""The loop that turns plans into steps: plan -> (compute thread) run -> commit -> events into streams.
+"""The loop that turns plans into steps: plan -> (compute thread) step -> commit -> events into streams.
 
-Everything here runs on the event loop; only `worker.run` leaves it. The loop never waits for a reader.
+Everything here runs on the event loop; only the worker's steps leave it. The loop never waits for a reader. While a step runs, the
+next one is planned and submitted if the scheduler can tell what it will be, so that the device does not wait for the loop.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import contextlib
 import enum
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -33,10 +35,17 @@ class EngineState(enum.Enum):
     FAILED = "failed"  # the device fails every step; nothing is accepted any more
 
 
-class Worker(Protocol):
-    """Runs one batch at a time off the loop (compute/worker.py)."""
+class Step(Protocol):
+    """A batch on its way."""
 
-    async def run(self, batch: StepBatch) -> StepResult: ...
+    async def result(self) -> StepResult:
+        """Waits for its end. Raises what made it fail."""
+
+
+class Worker(Protocol):
+    """Runs batches off the loop, one after the other (compute/worker.py)."""
+
+    def submit(self, batch: StepBatch) -> Step: ...
 
 
 class Engine:
@@ -72,6 +81,7 @@ class Engine:
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
         self._failed_steps = 0
+        self._steps: deque[tuple[StepPlan, Step]] = deque()  # under way, oldest first
 
     # -- requests ---------------------------------------------------------------------------------------------------------------
     @property
@@ -126,20 +136,22 @@ class Engine:
         try:
             while True:
                 self._wake.clear()
-                plan = self._scheduler.plan(self._clock())
-                if plan is None:
+                while (plan := self._scheduler.plan(self._clock())) is not None:
+                    self._steps.append((plan, self._worker.submit(plan.batch)))
+                if self._steps:
+                    await self._finish_step(*self._steps.popleft())
+                else:
                     self._note_idle()
                     await self._wake.wait()
-                else:
-                    await self._step(plan)
         except Exception as error:  # a bug of ours in plan or commit: say so to everybody who waits, and to the supervisor
             self._fail(error)
 
-    async def _step(self, plan: StepPlan) -> None:
+    async def _finish_step(self, plan: StepPlan, step: Step) -> None:
         try:
-            result = await self._worker.run(plan.batch)
+            result = await step.result()
         except Exception as error:  # the device failed: its requests end with an error, the server goes on
             self._report(error)
+            await self._sweep()
             self._deliver(self._scheduler.abort(plan, f"the compute step failed: {error}", self._clock()))
             self._failed_steps += 1
             if self._failed_steps >= MAX_FAILED_STEPS:
@@ -148,6 +160,13 @@ class Engine:
             self._failed_steps = 0
             self._deliver(self._scheduler.commit(plan, result, self._clock()))
         self.last_progress_s = self._clock()
+
+    async def _sweep(self) -> None:
+        """Waits for what was planned ahead of a step that failed. Its outcome is worth nothing; mostly it was refused."""
+        while self._steps:
+            with contextlib.suppress(Exception):
+                await self._steps[0][1].result()
+            self._steps.popleft()
 
     def _note_idle(self) -> None:
         assert self._scheduler.idle, "nothing planned although requests wait"
@@ -167,7 +186,7 @@ class Engine:
         self._deliver(self._scheduler.fail_all(f"the compute device is suspected: {error}", self._clock()))
         try:
             if self._probe is not None:
-                await self._worker.run(self._probe)
+                await self._worker.submit(self._probe).result()
                 self._failed_steps = 0
                 return
         except Exception as failure:
@@ -225,7 +244,7 @@ class Engine:
             SlotView(
                 row=slot.lease.row,
                 request_id=slot.sequence.request.id,
-                state="decode" if slot.decoding else "prefill",
+                state="decode" if slot.sequence.generated and slot.position + 1 == len(slot.sequence.tokens) else "prefill",
                 prompt_tokens=slot.sequence.num_prompt,
                 cached_tokens=slot.sequence.cached_tokens or 0,
                 position=slot.position,

@@ -17,8 +17,9 @@ __all__ = ["Boundary", "BoundaryKind", "JoinWait", "Request", "SamplingParams", 
 class Request:
     """One answer wanted: token ids in, token ids out. `n > 1` is n requests that differ in `choice`.
 
-    `on_token` is the text side's look at every sampled token, called synchronously in `commit` before the next step is
-    planned; it returns True when the answer must end there (a stop string). It must not raise or block.
+    `on_token` is the text side's look at every sampled token, called synchronously in `commit`; it returns True when the answer
+    must end there (a stop string). It must not raise or block. Unless `text_ends` is False, which promises that it never returns
+    True, no step with a token is planned before `on_token` has seen it.
     """
 
     id: str
@@ -33,6 +34,12 @@ class Request:
     use_cache: bool = True  # False: match nothing and join nobody; what is evaluated may still be kept
     priority: int = 0  # higher goes first
     on_token: Callable[[int], bool] | None = None
+    text_ends: bool = True
+
+    @property
+    def ends_unforeseen(self) -> bool:
+        """Whether only `on_token` knows if the answer goes on after a token."""
+        return self.on_token is not None and self.text_ends
 
 
 @dataclass(slots=True, eq=False)
@@ -92,10 +99,9 @@ class Sequence:
         early = request.banned + tuple(request.stop_ids) if request.min_tokens else request.banned
         return cls(request, order, now, TokenBuffer(request.prompt), banned_at_first=early)
 
-    @property
-    def banned(self) -> tuple[int, ...]:
-        """What must not be the next token."""
-        return self.banned_at_first if self.generated < self.request.min_tokens else self.request.banned
+    def banned_after(self, generated: int) -> tuple[int, ...]:
+        """What must not be the next token of an answer of so many."""
+        return self.banned_at_first if generated < self.request.min_tokens else self.request.banned
 
     @property
     def tokens(self) -> NDArray[np.int32]:

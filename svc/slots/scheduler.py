@@ -3,17 +3,20 @@
 Life of a sequence: waiting -> seated (a `Slot`: prefill, then decode) -> ended, or back to waiting when preempted. An ended seat
 whose state is worth keeping becomes a `Closing` until the next step has saved it.
 
-Owner of all sequences, slots and closings; the engine calls it from the event loop only. At most one plan is in flight.
-"""
+Planning ahead: while a step runs, the next one may be planned, with the token that is being sampled for a sequence not known yet
+(compute/backend.py, PENDING). That is done where every answer that goes on is sure to go on, or ends by a token id that the device
+knows: see `_foreseen`. So at most two plans are under way, and nothing they name is given away before both are committed, but for
+seats of answers that a stop id ended: the step under way does nothing there.
 
-import numpy as np
+Owner of all sequences, slots and closings; the engine calls it from the event loop only.
+"""
 
 from svc.compute.backend import Sampled, StepResult
 from svc.errors import RequestError
 from svc.memory.placement import next_generated_capture, plan_captures
 from svc.memory.sequence_cache import COLD, ResumePoint, SequenceCache
 from svc.memory.snapshot_ring import SnapshotRef
-from svc.slots.admission import JoinRoom, WaitingQueue, find_join
+from svc.slots.admission import JoinRoom, WaitingQueue, find_join, helps
 from svc.slots.batch import PlannedPiece, StepPlan, build_batch
 from svc.slots.budget import ChunkBudget, share_prefill
 from svc.slots.events import CacheReport, Event, Finished, FinishReason, Timing, TokenEvent, Usage
@@ -45,8 +48,12 @@ class Scheduler:
         budget: ChunkBudget,
         max_queue: int = 256,
         capture_every_tokens: int = 0,
+        plan_ahead: bool = True,
     ) -> None:
-        """`context_tokens`: most positions a sequence may evaluate. `capture_every_tokens`: 0 = no captures while generating."""
+        """`context_tokens`: most positions a sequence may evaluate. `capture_every_tokens`: 0 = no captures while generating.
+
+        `plan_ahead`: whether `plan` may give a step while another is under way. No answer depends on it.
+        """
         layout = cache.plan.layout
         # One page of slack: a copied partial page stands beside its source for a moment.
         self.context_tokens = min(context_tokens, cache.plan.kv_tokens - layout.page_tokens)
@@ -59,7 +66,9 @@ class Scheduler:
         self._joins = JoinRoom(cache)
         self._slots: list[Slot] = []  # by rank
         self._closing: list[Closing] = []
-        self._in_flight: StepPlan | None = None
+        self._plan_ahead = plan_ahead
+        self._under_way: list[StepPlan] = []  # in the order of planning
+        self._short = False  # the step under way lacks somebody for whom there was no page
         self._squeezed = False  # somebody was preempted and nobody has ended since
         self._arrivals = 0
 
@@ -70,7 +79,8 @@ class Scheduler:
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        return tuple(self._slots)
+        """Seats of answers that have not ended."""
+        return tuple(slot for slot in self._slots if not slot.leaving)
 
     @property
     def idle(self) -> bool:
@@ -100,7 +110,7 @@ class Scheduler:
 
     def check_room(self, newcomers: int) -> None:
         """Raises QueueFullError unless as many requests could be submitted now."""
-        self._waiting.check_room(self._cache.plan.num_rows - len(self._slots), newcomers)  # a closing seat is free after one step
+        self._waiting.check_room(self._cache.plan.num_rows - len(self.slots), newcomers)  # a closing seat is free soon
 
     def submit(self, request: Request, now: float) -> Sequence:
         """Queues a request. Raises QueueFullError, or RequestError when it can never fit."""
@@ -112,7 +122,7 @@ class Scheduler:
         return sequence
 
     def cancel(self, sequence: Sequence, now: float) -> Finished | None:
-        """Gives a request up, at any moment; None when it had ended. Its seat is free before the next step, its state is saved."""
+        """Gives a request up, at any moment; None when it had ended. No further step is planned for it, its state is saved."""
         if sequence.finished:
             return None
         finished = self._finished(sequence, FinishReason.CANCELLED, now)
@@ -120,63 +130,101 @@ class Scheduler:
         if slot is None:
             self._waiting.remove(sequence)
             self._joins.forget(sequence)
-        elif self._in_flight is not None and self._in_flight.holds(slot):
-            slot.cancelled = True  # commit() closes the seat: the device is writing its state
         else:
-            self._close(slot, now, keep_state=True)
+            self._leave(slot, now)
         return finished
 
     # -- plan -------------------------------------------------------------------------------------------------------------------
     def plan(self, now: float) -> StepPlan | None:
-        """The next step, or None when there is nothing to do."""
-        assert self._in_flight is None, "plan() while a step is in flight"
-        plan = StepPlan(saves=list(self._closing))
+        """The next step, or None when there is nothing to do, or nothing yet while a step is under way."""
+        ahead = bool(self._under_way)
+        if ahead and not self._foreseen():
+            return None
+        self._short = False
+        saving = [closing for step in self._under_way for closing in step.saves]
+        plan = StepPlan(saves=[closing for closing in self._closing if closing not in saving])
         self._plan_decodes(plan, now)
         self._admit(now)
         self._plan_prefills(plan, now)
         if plan.empty:
             return None
-        plan.batch = build_batch(plan, self._cache)
-        self._in_flight = plan
+        plan.batch = build_batch(plan, self._cache, ahead=ahead)
+        self._under_way.append(plan)
         return plan
 
+    def _foreseen(self) -> bool:
+        """Whether the next step can be planned although the one under way has not ended.
+
+        Only a step that decodes: it is short, so that whoever comes meanwhile does not wait long, and there is something to gain.
+        """
+        if not self._plan_ahead or self._short or len(self._under_way) > 1:
+            return False
+        decoding = [slot for slot in self._slots if self._decodes(slot)]
+        return bool(decoding) and all(self._is_foreseen(slot) for slot in decoding)
+
+    def _is_foreseen(self, slot: Slot) -> bool:
+        """A capture needs the tokens before it."""
+        return not slot.sampling or not (slot.sequence.request.ends_unforeseen or self._captures_next(slot))
+
+    def _decodes(self, slot: Slot) -> bool:
+        return slot.decoding and not slot.leaving and not (slot.sampling and self._is_full(slot.sequence, slot.sampling))
+
+    def _is_full(self, sequence: Sequence, coming: int = 0) -> bool:
+        """Whether its answer has all the tokens it may have, once `coming` more are there."""
+        too_long = len(sequence.tokens) + coming > self.context_tokens
+        return too_long or sequence.generated + coming >= sequence.request.max_tokens
+
+    def _captures_next(self, slot: Slot) -> bool:
+        return next_generated_capture(slot.sequence.num_prompt, slot.planned, self._capture_every) == slot.planned + 1
+
     def _plan_decodes(self, plan: StepPlan, now: float) -> None:
-        for slot in [s for s in self._slots if s.decoding]:
-            if slot in self._slots and self._make_room(slot, slot.position + 1, plan, now):
+        for slot in [s for s in self._slots if self._decodes(s)]:
+            if slot in self._slots and self._make_room(slot, slot.planned + 1, plan, now):
                 self._add_piece(plan, slot, 1, now)
                 plan.num_decodes += 1
 
     def _plan_prefills(self, plan: StepPlan, now: float) -> None:
-        for slot in [s for s in self._slots if s.remaining == 0]:
+        staying = [s for s in self._slots if not s.leaving]
+        for slot in [s for s in staying if s.remaining == 0 and not self._is_under_way(s)]:
             self._seat_in(plan, slot)  # the whole prompt was known: it only samples
-        prefills = [s for s in self._slots if s.remaining and not s.decoding]
+        prefills = [s for s in staying if s.remaining and not s.decoding]
         shares = share_prefill([s.remaining for s in prefills], self._budget.tokens(plan.num_decodes))
         for slot, share in zip(prefills, shares, strict=True):
-            if share and slot in self._slots and self._make_room(slot, slot.position + share, plan, now):
+            if share and slot in self._slots and self._make_room(slot, slot.planned + share, plan, now):
                 self._add_piece(plan, slot, share, now)
                 plan.num_prefill += share
 
     def _add_piece(self, plan: StepPlan, slot: Slot, num_tokens: int, now: float) -> None:
-        end = slot.position + num_tokens
-        positions = [wanted.position for wanted in slot.wanted if slot.position < wanted.position <= end]
-        if slot.decoding and next_generated_capture(slot.sequence.num_prompt, slot.position, self._capture_every) == end:
+        start, end = slot.planned, slot.planned + num_tokens
+        positions = [wanted.position for wanted in slot.wanted if start < wanted.position <= end]
+        if slot.decoding and self._captures_next(slot):
             positions.append(end)
         refs = [(position, self._cache.reserve(slot.lease, slot.sequence.tokens, position, now)) for position in positions]
         slot.wanted = [wanted for wanted in slot.wanted if wanted.position > end]
-        plan.pieces.append(PlannedPiece(slot, end, [(position, ref) for position, ref in refs if ref is not None]))
-        self._seat_in(plan, slot, end)
+        captures = [(position, ref) for position, ref in refs if ref is not None]
+        plan.pieces.append(PlannedPiece(slot, start, end, bool(slot.sampling), captures))
+        slot.planned = end
+        self._seat_in(plan, slot)
 
-    def _seat_in(self, plan: StepPlan, slot: Slot, end: int | None = None) -> None:
+    def _seat_in(self, plan: StepPlan, slot: Slot) -> None:
         plan.seated.append(slot)
         if not slot.started:
+            slot.started = True
             plan.starting.append(slot)
-        complete = (slot.position if end is None else end) == len(slot.sequence.tokens)
-        if complete and slot.sequence.request.max_tokens > 0:
+        if slot.remaining == 0 and slot.sequence.request.max_tokens > 0:
+            slot.sampling += 1
             plan.sampling.append(slot)
 
+    def _is_under_way(self, slot: Slot) -> bool:
+        return any(step.holds(slot) for step in self._under_way)
+
     def _make_room(self, slot: Slot, end: int, plan: StepPlan, now: float) -> bool:
-        """Pages for positions < end, preempting those of lower rank if need be. False: the slot itself was preempted."""
+        """Pages for positions < end, preempting those of lower rank if need be. False: the slot itself was preempted, or could not
+        be given pages while a step is under way."""
         while not self._cache.extend(slot.lease, end, now):
+            if self._under_way:  # nobody in it can be preempted: the next step is planned after it
+                self._short = True
+                return False
             victims = [s for s in self._slots if not plan.holds(s) and s.rank >= slot.rank]
             victim = max(victims, key=lambda s: s.rank)
             if victim is not slot:
@@ -191,27 +239,36 @@ class Scheduler:
         return True
 
     def _preempt(self, slot: Slot, now: float) -> None:
-        """Takes the seat away; the sequence comes back from its deepest resume point."""
-        self._slots.remove(slot)
-        self._joins.left(slot.sequence)
-        self._cache.close(slot.lease, slot.sequence.tokens, slot.position if slot.started else 0, now)
-        self._waiting.add(slot.sequence)
+        self._unseat(slot, now)
         self._squeezed = True
         self.counters.preemptions += 1
 
+    def _unseat(self, slot: Slot, now: float) -> None:
+        """Takes the seat away; the sequence comes back from its deepest resume point."""
+        self._slots.remove(slot)
+        slot.closed = True
+        self._joins.left(slot.sequence)
+        self._cache.close(slot.lease, slot.sequence.tokens, slot.position if slot.started else 0, now)
+        self._waiting.add(slot.sequence)
+
     # -- admission --------------------------------------------------------------------------------------------------------------
     def _admit(self, now: float) -> None:
-        """Seats waiting sequences in order of rank while rows and pages last. Those that wait for a join hold nobody up."""
+        """Seats waiting sequences in order of rank while rows and pages last. Those that wait for a state to be published hold
+        nobody up."""
+        coming = self._states_under_way()
+        closing = [(each.sequence, each.position) for each in self._closing]
         for sequence in self._waiting:
             if len(self._slots) + len(self._closing) >= self._cache.plan.num_rows:
                 return
             if self._joins.waiting(sequence):
                 continue
             resume = self._resume_point(sequence, now)
+            if self._waits_for(coming, sequence, resume):
+                continue
             join = find_join(sequence, resume, self._slots)
             if join is not None:
                 self._joins.wait(sequence, *join)
-            elif self._waits_for_closing(sequence, resume):
+            elif self._waits_for(closing, sequence, resume):
                 continue
             elif not (self._fits(sequence, resume) and self._seat(sequence, resume, now)):
                 return
@@ -221,15 +278,16 @@ class Scheduler:
             return COLD
         return self._cache.match(sequence.tokens, now)
 
-    def _waits_for_closing(self, sequence: Sequence, resume: ResumePoint) -> bool:
-        """Whether a state saved in this very step would carry the sequence further than its resume point: it waits one step."""
-        if not sequence.request.use_cache:
-            return False
-        return any(
-            resume.position < closing.position <= len(sequence.tokens)
-            and np.array_equal(sequence.tokens[: closing.position], closing.sequence.tokens[: closing.position])
-            for closing in self._closing
-        )
+    def _states_under_way(self) -> list[tuple[Sequence, int]]:
+        """(whose, after how many tokens) of the states that the step under way captures and saves, and of those who left in it."""
+        leaving = [(slot.sequence, slot.planned) for slot in self._slots if slot.leaving]
+        captures = [(p.slot.sequence, at) for step in self._under_way for p in step.pieces for at, _ in p.captures]
+        return leaving + captures + [(each.sequence, each.position) for step in self._under_way for each in step.saves]
+
+    def _waits_for(self, states: list[tuple[Sequence, int]], sequence: Sequence, resume: ResumePoint) -> bool:
+        """Whether one of the states, soon published, will carry the sequence further than its resume point."""
+        hybrid = self._cache.plan.layout.hybrid
+        return any(helps(sequence, resume, other, position, hybrid=hybrid) for other, position in states)
 
     def _fits(self, sequence: Sequence, resume: ResumePoint) -> bool:
         """Whether its known tokens find pages without preempting anybody, those already seated counted with all of theirs."""
@@ -249,7 +307,7 @@ class Scheduler:
             return False
         self._waiting.remove(sequence)
         self._joins.forget(sequence)
-        slot = Slot(sequence, lease, lease.start)
+        slot = Slot(sequence, lease, lease.start, lease.start)
         branch = resume.matched_tokens if resume.matched_tokens > lease.start else None
         slot.wanted = plan_captures(
             len(sequence.tokens),
@@ -278,40 +336,63 @@ class Scheduler:
 
     # -- commit -----------------------------------------------------------------------------------------------------------------
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> Emitted:
-        """Takes a finished step in: publishes what it captured, hands out its tokens, ends what has ended."""
-        self._land(plan)
-        self._count(plan, result)
+        """Takes a finished step in: publishes what it captured, hands out its tokens, ends what has ended. Oldest plan first."""
+        assert plan is self._under_way[0], "commit() of another step than the oldest under way"
+        del self._under_way[0]
+        for slot in plan.seated:
+            self._cache.started(slot.lease)
+        skipped = sum(piece.slot.closed for piece in plan.pieces)  # the token before turned out to be a stop id, or not finite
+        self._count(plan, result, skipped)
         for closing in plan.saves:
             self._finish_save(closing, now)
         sampled = dict(zip(plan.sampling, result.samples, strict=True))
+        for slot in sampled:
+            slot.sampling -= 1
         poisoned = {slot for slot, sample in sampled.items() if sample.token < 0}
+        open_slots = [slot for slot in plan.seated if not slot.closed]
         for piece in plan.pieces:
-            self._commit_piece(piece, now, publish=piece.slot not in poisoned)
+            if not piece.slot.closed:
+                self._commit_piece(piece, now, publish=piece.slot not in poisoned)
         emitted: Emitted = []
-        for slot in plan.seated:
+        for slot in open_slots:
             emitted += self._commit_slot(slot, sampled.get(slot), now)
         return emitted
 
     def abort(self, plan: StepPlan, error: str, now: float) -> Emitted:
-        """The step failed on the device: everyone in it fails, and nothing that it was to write is kept."""
-        self._land(plan, started=False)
+        """The step failed on the device: everyone in it fails, and nothing that it was to write is kept.
+
+        A step planned ahead of its end goes with it, and must have ended or been refused. Who is in that one only starts again.
+        """
+        assert plan is self._under_way[0], "abort() of another step than the oldest under way"
+        plans, self._under_way = self._under_way, []
+        for each in plans:
+            self._drop(each, now)
+        emitted: Emitted = []
+        for slot in [s for s in plan.seated if not s.closed]:
+            if not slot.leaving:
+                emitted.append((slot.sequence, self._finished(slot.sequence, FinishReason.ERROR, now, error)))
+            self._close(slot, now, keep_state=False)
+        for slot in [s for each in plans for s in each.seated if not s.closed]:
+            if slot.leaving:
+                self._close(slot, now, keep_state=False)
+            else:
+                self._unseat(slot, now)
+        return emitted
+
+    def _drop(self, plan: StepPlan, now: float) -> None:
+        """Gives back what a plan was to write."""
+        for slot in plan.starting:
+            slot.started = False
         for closing in plan.saves:
             self._closing.remove(closing)
             self._cache.abandon(closing.ref)
             self._cache.close(closing.lease, closing.sequence.tokens, 0, now)
-        for piece in plan.pieces:
-            for _, ref in piece.captures:
-                self._cache.abandon(ref)
-        emitted: Emitted = []
-        for slot in plan.seated:
-            if not slot.cancelled:
-                emitted.append((slot.sequence, self._finished(slot.sequence, FinishReason.ERROR, now, error)))
-            self._close(slot, now, keep_state=False)
-        return emitted
+        for _, ref in [capture for piece in plan.pieces for capture in piece.captures]:
+            self._cache.abandon(ref)
 
     def fail_all(self, error: str, now: float) -> Emitted:
         """The device is suspected: everyone seated fails, nothing known is kept. Who waits goes on waiting, for a cold start."""
-        assert self._in_flight is None
+        assert not self._under_way, "fail_all() while a step is under way"
         for closing in self._closing:
             self._cache.abandon(closing.ref)
             self._cache.close(closing.lease, closing.sequence.tokens, 0, now)
@@ -324,22 +405,15 @@ class Scheduler:
         self._cache.clear()
         return emitted
 
-    def _land(self, plan: StepPlan, *, started: bool = True) -> None:
-        assert plan is self._in_flight, "commit() of a step that is not in flight"
-        self._in_flight = None
-        for slot in plan.starting:
-            slot.started = started
-        for slot in plan.seated:
-            self._cache.started(slot.lease)
-
-    def _count(self, plan: StepPlan, result: StepResult) -> None:
-        self._budget.observe(plan.num_prefill, plan.num_decodes, result.duration_s)
+    def _count(self, plan: StepPlan, result: StepResult, skipped: int) -> None:
+        num_decodes = plan.num_decodes - skipped
+        self._budget.observe(plan.num_prefill, num_decodes, result.duration_s)
         self.counters.steps += 1
         self.counters.prefill_tokens += plan.num_prefill
-        self.counters.decode_tokens += plan.num_decodes
+        self.counters.decode_tokens += num_decodes
         self.counters.step_s += result.duration_s
         self.counters.restores += len(plan.batch.restores)
-        self.counters.most_step_tokens = max(self.counters.most_step_tokens, plan.num_prefill + plan.num_decodes)
+        self.counters.most_step_tokens = max(self.counters.most_step_tokens, plan.num_prefill + num_decodes)
 
     def _finish_save(self, closing: Closing, now: float) -> None:
         self._closing.remove(closing)
@@ -358,22 +432,30 @@ class Scheduler:
 
     def _commit_slot(self, slot: Slot, sampled: Sampled | None, now: float) -> Emitted:
         sequence = slot.sequence
-        if slot.cancelled:  # its Finished went out when it was cancelled
-            finite = sampled is None or sampled.token >= 0
-            if not finite:
-                self._cache.distrust(slot.lease)
-            self._close(slot, now, keep_state=finite)
-            return []
-        if sampled is None:
-            if sequence.request.max_tokens == 0 and slot.remaining == 0:
-                return self._end(slot, FinishReason.LENGTH, now)
-            return []
-        if sampled.token < 0:
+        if sampled is not None and sampled.token < 0:
             self._cache.distrust(slot.lease)
-            finished = self._finished(sequence, FinishReason.ERROR, now, "the model's output was not finite (NaN or infinity)")
             self._close(slot, now, keep_state=False)
-            return [(sequence, finished)]
-        return self._take_token(slot, sampled, now)
+            if slot.leaving:
+                return []
+            return [
+                (sequence, self._finished(sequence, FinishReason.ERROR, now, "the model's output was not finite (NaN or infinity)"))
+            ]
+        if slot.leaving:
+            self._commit_leaving(slot, sampled, now)
+            return []
+        if sampled is not None:
+            return self._take_token(slot, sampled, now)
+        if sequence.request.max_tokens == 0 and slot.position == len(sequence.tokens):
+            return self._end(slot, FinishReason.LENGTH, now)
+        return []
+
+    def _commit_leaving(self, slot: Slot, sampled: Sampled | None, now: float) -> None:
+        """Closes the seat, unless another step under way advances its state; then the token that it evaluates is noted."""
+        goes_on = self._is_under_way(slot) and not (sampled is not None and sampled.token in slot.sequence.request.stop_ids)
+        if not goes_on:
+            self._close(slot, now, keep_state=True)
+        elif sampled is not None:
+            slot.sequence.buffer.append(sampled.token)
 
     def _take_token(self, slot: Slot, sampled: Sampled, now: float) -> Emitted:
         sequence = slot.sequence
@@ -381,26 +463,36 @@ class Scheduler:
         if sequence.first_token_s is None:
             sequence.first_token_s = now
         if sampled.token in request.stop_ids:
-            return self._end(slot, FinishReason.STOP, now)
+            emitted: Emitted = [(sequence, self._finished(sequence, FinishReason.STOP, now))]
+            self._close(slot, now, keep_state=True)  # also when a step under way has it: there its piece is skipped
+            return emitted
         sequence.buffer.append(sampled.token)
         sequence.generated += 1
         self.counters.generated_tokens += 1
-        emitted: Emitted = [(sequence, TokenEvent(sampled.token, sampled.logprob, sampled.top))]
+        emitted = [(sequence, TokenEvent(sampled.token, sampled.logprob, sampled.top))]
         if request.on_token is not None and request.on_token(sampled.token):
             emitted += self._end(slot, FinishReason.STOP, now)
-        elif sequence.generated >= request.max_tokens or len(sequence.tokens) > self.context_tokens:
+        elif self._is_full(sequence):
             emitted += self._end(slot, FinishReason.LENGTH, now)
         return emitted
 
     # -- ends -------------------------------------------------------------------------------------------------------------------
     def _end(self, slot: Slot, reason: FinishReason, now: float) -> Emitted:
         finished = self._finished(slot.sequence, reason, now)
-        self._close(slot, now, keep_state=True)
+        self._leave(slot, now)
         return [(slot.sequence, finished)]
+
+    def _leave(self, slot: Slot, now: float) -> None:
+        """Its answer has ended. While the device advances its state, the seat stays taken."""
+        if self._is_under_way(slot):
+            slot.leaving = True
+        else:
+            self._close(slot, now, keep_state=True)
 
     def _close(self, slot: Slot, now: float, *, keep_state: bool) -> None:
         """Frees the seat: at once, or after the next step if its state goes into a snapshot."""
         self._slots.remove(slot)
+        slot.closed = True
         self._squeezed = False
         ref: SnapshotRef | None = None
         if keep_state and slot.started and slot.position > slot.lease.start:

@@ -10,14 +10,17 @@ from svc.slots.request import Sequence
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A seated sequence. `position` tokens stand in its live row and pages."""
+    """A seated sequence. `position` tokens stand in its live row and pages; `planned` will, once the steps under way have ended."""
 
     sequence: Sequence
     lease: Lease
     position: int
-    wanted: list[Wanted] = field(default_factory=list)  # captures still ahead, by position
-    started: bool = False  # its row has been zeroed or restored
-    cancelled: bool = False  # while a step with it was in flight
+    planned: int
+    wanted: list[Wanted] = field(default_factory=list)  # captures that no step planned so far makes, by position
+    sampling: int = 0  # tokens that steps under way will add
+    started: bool = False  # a step that sets its row to zero or restores it has been planned
+    leaving: bool = False  # its Finished went out while a step with it was under way; the last such step's commit closes it
+    closed: bool = False  # the seat is given up; a step under way may still name it, and does nothing for it
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -25,12 +28,13 @@ class Slot:
 
     @property
     def remaining(self) -> int:
-        """Known tokens not evaluated yet."""
-        return len(self.sequence.tokens) - self.position
+        """Tokens that no step planned so far evaluates, the one being sampled included."""
+        return len(self.sequence.tokens) + self.sampling - self.planned
 
     @property
     def decoding(self) -> bool:
-        return self.remaining == 1 and self.sequence.generated > 0
+        """The next step evaluates one token of the answer."""
+        return self.remaining == 1 and self.sequence.generated + self.sampling > 0
 
     def want(self, capture: Wanted) -> None:
         """Adds a capture ahead; a position already wanted stays as it is."""

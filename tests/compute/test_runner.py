@@ -22,6 +22,7 @@ class RecordingOps:
     """The reference, noting the name of each operation."""
 
     name = "reference"
+    asynchronous = False
 
     def __init__(self) -> None:
         self._ops = ReferenceOps()
@@ -70,7 +71,7 @@ def test_order_of_a_step(rig: Rig) -> None:
     mixers = ["delta_mixer", "dense_ffn"] * 3 + ["attention_mixer", "dense_ffn"]
     assert ops.calls == [
         "copy_pages", "save_rows", "zero_rows", "restore_rows", "submit", "embed", *mixers, "final_hidden",
-        "hidden_rows", "logits", "logprobs", "live_hidden", "logits", "sample", "finish",
+        "hidden_rows", "logits", "logprobs", "live_hidden", "logits", "sample", "mark",
     ]  # fmt: skip
 
 
@@ -88,7 +89,7 @@ def test_without_pieces(batch: StepBatch, calls: list[str]) -> None:
     """Only what was asked for is done, and waited for."""
     ops, runner = recording()
     runner.run(batch)
-    assert ops.calls == [*calls, "finish"]
+    assert ops.calls == [*calls, "mark"]
 
 
 def test_a_seat_changes_hands_in_one_step(rig: Rig) -> None:

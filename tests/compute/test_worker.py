@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from svc.compute.backend import StepBatch, StepResult
+from svc.compute.backend import Finished, StepBatch, StepResult
 from svc.compute.worker import ComputeWorker
 from svc.memory.layout import MemoryLayout
 from svc.memory.plan import MemoryPlan
@@ -32,13 +32,16 @@ class GatedBackend:
         self.outcome: Callable[[], None] = lambda: None
 
     def run(self, batch: StepBatch) -> StepResult:
+        return self.submit(batch).result()
+
+    def submit(self, batch: StepBatch) -> Finished:
         assert not self.closed
         self.threads.append(threading.current_thread())
         self.started.set()
         assert self.gate.wait(timeout=30), "the test never opened the gate"
         self.outcome()
         self.finished += 1
-        return StepResult((), (self.finished,), 0.0)
+        return Finished(StepResult((), (self.finished,), 0.0))
 
     def close(self) -> None:
         self.threads.append(threading.current_thread())

@@ -6,12 +6,16 @@ answer can be computed without it (`expected_answer`).
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from svc.compute.backend import Sample, Sampled, StepBatch, StepResult
+import numpy as np
+
+from svc.compute.backend import PENDING, Finished, Piece, Sample, Sampled, StepBatch, StepRefusedError, StepResult
 from svc.compute.sampling.params import SamplingParams
 from svc.memory.plan import MemoryPlan
 
 VOCABULARY = 997
+SKIPPED = -7  # what a sample of a skipped row gives: nothing that anybody may look at
 POISONED = 1_000_000  # added to a token whose evaluation went wrong: what descends from it is not finite
 
 
@@ -48,13 +52,62 @@ class FakeBackend:
         self._poison: tuple[int, ...] | None = None
         self.fail_next: Exception | None = None
         self.fail_when: Callable[[StepBatch], bool] = lambda batch: False
+        self.num_skipped = 0
+        self._failed = False
+        self._coming: dict[int, int | None] = {}  # row -> the token the last step sampled; None where that ended the answer
 
     def run(self, batch: StepBatch) -> StepResult:
+        return self.submit(batch).result()
+
+    def submit(self, batch: StepBatch) -> Finished:
+        """The step is done at once."""
+        if batch.ahead and self._failed:
+            raise StepRefusedError("planned ahead of a step that failed")
+        self._failed = True
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
             raise error
         if self.fail_when(batch):
             raise RuntimeError("device lost")
+        wanted = batch.samples
+        batch = self._resolved(batch)
+        drawn = dict(zip([sample.row for sample in batch.samples], self._run(batch), strict=True))
+        self._coming = {s.row: None if drawn[s.row].token in (-1, *s.stops) else drawn[s.row].token for s in batch.samples}
+        self._failed = False
+        captured = [save.cell for save in batch.saves] + [capture.cell for capture in batch.captures]
+        assert len(set(captured)) == len(captured)
+        samples = tuple(drawn.get(sample.row, Sampled(SKIPPED)) for sample in wanted)
+        return Finished(StepResult(samples, tuple(captured), self.step_s))
+
+    def _resolved(self, batch: StepBatch) -> StepBatch:
+        """The batch with the tokens that were pending; pieces and samples of rows whose answer has ended are gone."""
+        pieces: list[Piece] = []
+        skipped: set[int] = set()
+        for piece in batch.pieces:
+            if PENDING in piece.tokens:
+                assert batch.ahead
+                assert len(piece.tokens) == 1
+                token = self._coming[piece.row]
+                if token is None:
+                    skipped.add(piece.row)
+                    continue
+                piece = replace(piece, tokens=np.array([token], np.int32))
+            pieces.append(piece)
+        self.num_skipped += len(skipped)
+        dropped = {index for index, piece in enumerate(batch.pieces) if piece.row in skipped}
+        assert not any(capture.piece in dropped for capture in batch.captures)
+        captures = [replace(c, piece=c.piece - sum(index < c.piece for index in dropped)) for c in batch.captures]
+        samples = [self._with_history(sample) for sample in batch.samples if sample.row not in skipped]
+        return replace(batch, pieces=pieces, captures=captures, samples=samples)
+
+    def _with_history(self, sample: Sample) -> Sample:
+        if sample.history is None or sample.history.tokens[-1] != PENDING:
+            return sample
+        tokens = sample.history.tokens.copy()
+        tokens[-1] = self._coming[sample.row]
+        return replace(sample, history=replace(sample.history, tokens=tokens))
+
+    def _run(self, batch: StepBatch) -> list[Sampled]:
         self.batches.append(batch)
         assert batch.num_tokens <= self.max_step_tokens, f"{batch.num_tokens} tokens in one step"
         for copy in batch.copies:
@@ -69,9 +122,7 @@ class FakeBackend:
             assert self.cells[restore.cell] is not None
             self.rows[restore.row] = self.cells[restore.cell]
         self._forward(batch)
-        captured = [save.cell for save in batch.saves] + [capture.cell for capture in batch.captures]
-        assert len(set(captured)) == len(captured)
-        return StepResult(tuple(self._sample(sample) for sample in batch.samples), tuple(captured), self.step_s)
+        return [self._sample(sample) for sample in batch.samples]
 
     def close(self) -> None:
         pass

@@ -1,14 +1,16 @@
 """A scheduler stepped by hand: over the fake device (`Harness`) or any other backend (`Driver`)."""
 
+from collections import deque
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Any
 
-from svc.compute.backend import Backend
+from svc.compute.backend import Backend, StepRefusedError, StepResult, Submitted
 from svc.compute.sampling.params import SamplingParams
 from svc.memory.layout import MemoryLayout
 from svc.memory.plan import MemoryPlan
 from svc.memory.sequence_cache import SequenceCache
+from svc.slots.batch import StepPlan
 from svc.slots.budget import ChunkBudget
 from svc.slots.events import Event, Finished, TokenEvent
 from svc.slots.request import Request, Sequence
@@ -60,7 +62,11 @@ class Answer:
 
 
 class Driver:
-    """A scheduler over any backend, stepped by hand on a fake clock; every step ends with `SequenceCache.check()`."""
+    """A scheduler over any backend, stepped by hand on a fake clock; every step ends with `SequenceCache.check()`.
+
+    `ahead`: a step is submitted as soon as it can be planned, so that between two `step` calls one may be under way, as with the
+    engine. Otherwise each is planned once the one before has been committed.
+    """
 
     def __init__(
         self,
@@ -69,6 +75,7 @@ class Driver:
         context: int = 2048,
         max_queue: int = 2000,
         capture_every: int = 0,
+        ahead: bool = True,
     ) -> None:
         self.plan = backend.plan
         self.cache = SequenceCache(self.plan)
@@ -78,7 +85,10 @@ class Driver:
             budget=ChunkBudget(backend.max_step_tokens, max_step_s=10.0),
             max_queue=max_queue,
             capture_every_tokens=capture_every,
+            plan_ahead=ahead,
         )
+        self.num_ahead = 0  # steps that were submitted while another was under way
+        self._under_way: deque[tuple[StepPlan, Submitted | RuntimeError]] = deque()
         self.now = 0.0
         self.answers: dict[Sequence, Answer] = {}
         self._backend = backend
@@ -99,13 +109,18 @@ class Driver:
     def step(self) -> bool:
         """One step; False when there was nothing to do."""
         self.now += 1.0
-        plan = self.scheduler.plan(self.now)
-        if plan is None:
+        while (plan := self.scheduler.plan(self.now)) is not None:
+            self.num_ahead += bool(self._under_way)
+            self._under_way.append((plan, self._submitted(plan)))
+        if not self._under_way:
             return False
-        try:
-            result = self._backend.run(plan.batch)
-        except RuntimeError as error:
-            emitted = self.scheduler.abort(plan, str(error), self.now)
+        plan, outcome = self._under_way.popleft()
+        result = _result(outcome)
+        if isinstance(result, RuntimeError):
+            assert not isinstance(result, StepRefusedError)
+            assert all(isinstance(_result(later), RuntimeError) for _, later in self._under_way)
+            self._under_way.clear()
+            emitted = self.scheduler.abort(plan, str(result), self.now)
         else:
             emitted = self.scheduler.commit(plan, result, self.now)
         for sequence, event in emitted:
@@ -113,6 +128,12 @@ class Driver:
             self.answers[sequence].events.append(event)
         self.cache.check()
         return True
+
+    def _submitted(self, plan: StepPlan) -> Submitted | RuntimeError:
+        try:
+            return self._backend.submit(plan.batch)
+        except RuntimeError as error:
+            return error
 
     def run(self, limit: int = 10_000) -> int:
         """Steps until idle; the number of steps."""
@@ -137,6 +158,13 @@ class Driver:
         assert stats.free_rows == self.plan.num_rows
         assert stats.free_pages == self.plan.num_pages
         assert stats.free_cells == self.plan.num_cells
+
+
+def _result(outcome: Submitted | RuntimeError) -> StepResult | RuntimeError:
+    try:
+        return outcome if isinstance(outcome, RuntimeError) else outcome.result()
+    except RuntimeError as error:
+        return error
 
 
 class Harness(Driver):

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -30,12 +31,27 @@ class LoopWorker:
         self.gate = asyncio.Event()
         self.gate.set()
         self.asked = asyncio.Event()
+        self._last: asyncio.Task[StepResult] | None = None
 
-    async def run(self, batch: StepBatch) -> StepResult:
+    def submit(self, batch: StepBatch) -> "LoopStep":
         self.asked.set()
+        self._last = asyncio.get_running_loop().create_task(self._run(batch, self._last))
+        return LoopStep(self._last)
+
+    async def _run(self, batch: StepBatch, before: "asyncio.Task[StepResult] | None") -> StepResult:
+        if before is not None:
+            await asyncio.wait([before])
         await self.gate.wait()
         await asyncio.sleep(0)
         return self.backend.run(batch)
+
+
+@dataclass
+class LoopStep:
+    task: "asyncio.Task[StepResult]"
+
+    async def result(self) -> StepResult:
+        return await self.task
 
 
 class Bench:

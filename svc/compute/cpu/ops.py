@@ -58,6 +58,7 @@ class CpuOps:
 
     name = "cpu"
     copies_weights = False
+    asynchronous = False
 
     def __init__(
         self,
@@ -103,14 +104,16 @@ class CpuOps:
     def logprobs(self, logits: Float32, rows: Sequence[int], targets: Sequence[int]) -> list[float]:
         return [logprob(logits[row], target) for row, target in zip(rows, targets, strict=True)]
 
-    def sample(self, logits: Float32, rows: Sequence[int], samples: Sequence[Sample]) -> list[Sampled]:
-        return sample_rows(logits, rows, samples)
+    def sample(self, logits: Float32, rows: Sequence[int], samples: Sequence[Sample]) -> Callable[[], list[Sampled]]:
+        drawn = sample_rows(logits, rows, samples)
+        return lambda: drawn
 
     def submit(self, forward: Callable[[Float32, StepInputs], None], hidden: Float32, inputs: StepInputs) -> None:
         forward(hidden[: inputs.num_tokens], inputs)
 
-    def finish(self) -> None:
+    def mark(self) -> Callable[[], None]:
         """Every operation is done when it returns."""
+        return lambda: None
 
     def close(self) -> None:
         """Ends the threads. The ops must not be used afterwards."""

@@ -1,13 +1,14 @@
-"""CudaOps: the operations on one GPU, as launches on its main stream. Only `to_numpy` and `finish` wait for the device."""
+"""CudaOps: the operations on one GPU, as launches on its main stream. Only `to_numpy`, and what `mark` and `sample` give, wait."""
 
 import gc
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.backend import Sample, Sampled
+from svc.compute.backend import PENDING, Sample, Sampled
 from svc.compute.cuda import ends, layers
 from svc.compute.cuda.arena import Arena
 from svc.compute.cuda.caches import CudaCaches
@@ -17,8 +18,10 @@ from svc.compute.cuda.device import Device, DeviceArray
 from svc.compute.cuda.embed import embed
 from svc.compute.cuda.graphs import DecodeGraphs, DecodeShape
 from svc.compute.cuda.moe_ffn import MoeSizes, moe_buffers, moe_ffn
+from svc.compute.cuda.pending import resolve_pending
 from svc.compute.cuda.sampler import DeviceSampler
 from svc.compute.cuda.scorer import DeviceScorer
+from svc.compute.cuda.staging import Staging
 from svc.compute.cuda.step import CudaStep, StepLimits, StepUploads
 from svc.compute.cuda.uploads import Uploads
 from svc.compute.cuda.weights import Codebooks, CudaWeight, upload_weight
@@ -38,6 +41,7 @@ from svc.memory.plan import MemoryPlan
 # Of the free memory: the rest is for what the driver needs for kernels, and for other programs on the GPU.
 FREE_SHARE = 0.95
 LIST_ENTRIES = 1024  # of a list that one launch takes; longer ones are worked off in parts
+LISTS_AT_ONCE = 16  # more than a usual step has, so that the next one does not wait for its lists
 
 
 class CudaOps:
@@ -45,6 +49,7 @@ class CudaOps:
 
     name = "cuda"
     copies_weights = True
+    asynchronous = True
     state_order = STATE_ORDER
 
     def __init__(self, device: Device, *, graphs: bool = True, exact: bool = False) -> None:
@@ -64,10 +69,10 @@ class CudaOps:
         self._arena = Arena(device)
         self._uploads = StepUploads(device, exact=exact)
         self._step: tuple[StepInputs | None, CudaStep | None] = (None, None)
-        self._list: DeviceArray | None = None
+        self._lists: Staging | None = None
         self._sampler: DeviceSampler | None = None
         self._scorer: DeviceScorer | None = None
-        self._done = device.event()
+        self._marks = itertools.cycle([device.event(), device.event()])  # of the two steps that may be under way
 
     def __repr__(self) -> str:
         return f"CudaOps({self.device.name}, sm_{self.device.arch})"
@@ -108,14 +113,15 @@ class CudaOps:
         self._graphs = DecodeGraphs()
         self._arena.reserve(scratch_bytes(config, limits, logit_rows))
         self._uploads.reserve(limits)
-        self._list = self.device.empty((2 * LIST_ENTRIES,), np.int32)
-        self._sampler, self._scorer = DeviceSampler(self.device, config.vocab_size), DeviceScorer(self.device)
+        self._lists = Staging(self.device, 2 * LIST_ENTRIES, depth=LISTS_AT_ONCE)
+        self._sampler = DeviceSampler(self.device, config.vocab_size, plan.num_rows)
+        self._scorer = DeviceScorer(self.device)
 
     def close(self) -> None:
         """Waits for the device and lets its memory go. The ops must not be used afterwards."""
         self.device.synchronize()
         self._weight_uploads.close()
-        self._arena, self._uploads, self._list = Arena(self.device), StepUploads(self.device), None
+        self._arena, self._uploads, self._lists = Arena(self.device), StepUploads(self.device), None
         self._step, self._graphs, self._sampler, self._scorer = (None, None), DecodeGraphs(), None, None
         gc.collect()
 
@@ -142,10 +148,11 @@ class CudaOps:
         """Waits for everything queued so far."""
         return self.device.to_host(array)
 
-    def finish(self) -> None:
-        """Waits for an event behind everything queued."""
-        self._done.record()
-        self._done.synchronize()
+    def mark(self) -> Callable[[], None]:
+        """An event behind everything queued."""
+        event = next(self._marks)
+        event.record()
+        return event.synchronize
 
     def caches(self, plan: MemoryPlan) -> CudaCaches:
         """MemoryBudgetError when the device is full."""
@@ -176,13 +183,23 @@ class CudaOps:
     # -- forward ----------------------------------------------------------------------------------------------------------------
     def submit(self, forward: Callable[[DeviceArray, StepInputs], None], hidden: DeviceArray, inputs: StepInputs) -> None:
         """Decoding as graphs, once `reserve` has given all memory its place."""
+        any_pending = bool((inputs.tokens == PENDING).any())
         shape = DecodeShape.of(inputs, self._limits, exact=self._exact) if self._limits and self._use_graphs else None
         if shape is None or self._limits is None:
+            if any_pending:
+                self._resolve_pending(self._on_device(inputs))
             forward(hidden[: inputs.num_tokens], inputs)
             return
         padded = shape.padded(inputs, self._limits)
         self._step = padded, self._uploads.upload(padded, shape.attention_plan)
+        if any_pending:
+            self._resolve_pending(self._on_device(padded))
         self._graphs.run(self.device, shape, lambda: forward(hidden[: shape.sequences], padded))
+
+    def _resolve_pending(self, step: CudaStep) -> None:
+        """The tokens that the step before samples, known by the time the device comes to this one."""
+        assert self._sampler is not None, "a pending token before reserve()"
+        resolve_pending(self.device, step.tokens, step.delta.rows, step.delta.cu_seqlens, self._sampler.latest)
 
     def embed(self, hidden: DeviceArray, table: CudaWeight, inputs: StepInputs) -> None:
         embed(self.device, hidden, table, self._on_device(inputs).tokens)
@@ -227,10 +244,15 @@ class CudaOps:
     def logprobs(self, logits: DeviceArray, rows: Sequence[int], targets: Sequence[int]) -> list[float]:
         return (self._scorer or DeviceScorer(self.device)).score(logits, rows, targets)
 
-    def sample(self, logits: DeviceArray, rows: Sequence[int], samples: Sequence[Sample]) -> list[Sampled]:
+    def sample(self, logits: DeviceArray, rows: Sequence[int], samples: Sequence[Sample]) -> Callable[[], list[Sampled]]:
         """On the device, or on the host what its buffers do not hold."""
         drawn = self._sampler.sample(logits, rows, samples) if self._sampler else None
-        return sample_rows(self.to_numpy(logits), rows, samples) if drawn is None else drawn
+        if drawn is not None:
+            return drawn
+        found = sample_rows(self.to_numpy(logits), rows, samples)
+        if self._sampler is not None:
+            self._sampler.note(samples, found)
+        return lambda: found
 
     # -- metadata ---------------------------------------------------------------------------------------------------------------
     def _on_device(self, inputs: StepInputs) -> CudaStep:
@@ -244,11 +266,7 @@ class CudaOps:
     def _uploaded(self, values: NDArray[np.int32]) -> DeviceArray:
         """A short list, in a buffer that the next list may overwrite: by then its launch is queued before."""
         values = np.ascontiguousarray(values, np.int32)
-        if self._list is None:
-            return self.device.from_host(values)
-        there = self._list.view(values.shape)
-        self.device.copy_in(there, values)
-        return there
+        return self.device.from_host(values) if self._lists is None else self._lists.copied({"list": values})["list"]
 
 
 def _parts(entries: NDArray[np.int32]) -> list[NDArray[np.int32]]:

@@ -1,55 +1,69 @@
 """Tokens drawn on the device: what comes back are ids and log probabilities, not rows of logits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.backend import Sample, Sampled
-from svc.compute.cuda.device import Device, DeviceArray
+from svc.compute.cuda.device import Device, DeviceArray, Event
+from svc.compute.cuda.pending import note_pending
 from svc.compute.cuda.sample import logprobs, num_parts, plan_samples, sample_tokens
 from svc.compute.cuda.staging import Staging, aligned_words
 
 MOST_SAMPLES = 64  # of one launch; more are taken in parts
 MOST_TOP = 20  # best tokens reported beside each, as the API allows
 MOST_ADJUSTMENTS = 1 << 17  # penalties, bias and bans of one launch, all samples together
-WORDS_PER_ADJUSTMENT, WORDS_PER_SAMPLE = 6, 20
+MOST_STOPS = 1 << 12  # ids that end an answer, all samples of one launch together
+WORDS_PER_ADJUSTMENT, WORDS_PER_SAMPLE = 6, 22
 WORDS_PER_RESULT = 2 + 2 * MOST_TOP
 
 
 class DeviceSampler:
-    """Owner of the buffers around the sampling kernels, for one vocabulary."""
+    """Owner of the buffers around the sampling kernels, for one vocabulary, and of the token that each live row goes on with."""
 
-    def __init__(self, device: Device, vocabulary: int) -> None:
+    def __init__(self, device: Device, vocabulary: int, num_rows: int) -> None:
         self._device = device
-        sizes = (4 * MOST_SAMPLES, 14 * MOST_SAMPLES, MOST_SAMPLES, MOST_SAMPLES, 4 * MOST_ADJUSTMENTS, 2 * MOST_ADJUSTMENTS)
+        sizes = [
+            *(4 * MOST_SAMPLES, 14 * MOST_SAMPLES, MOST_SAMPLES, MOST_SAMPLES, 4 * MOST_ADJUSTMENTS, 2 * MOST_ADJUSTMENTS),
+            *(MOST_SAMPLES, MOST_SAMPLES + 1, MOST_STOPS),
+        ]
         self._staging = Staging(device, sum(aligned_words(size) for size in sizes))
+        self.latest = device.empty((num_rows,), np.int32)  # the token sampled last for a row, -1 where the answer ends with it
         self._best = device.empty((MOST_SAMPLES * num_parts(vocabulary),), np.uint64)
         self._adjusted = device.empty((MOST_SAMPLES * vocabulary,), np.float32)
         self._results = device.empty((MOST_SAMPLES * WORDS_PER_RESULT,), np.int32)
-        self._pinned: NDArray[np.int32] = device.pinned(self._results.shape, np.int32)
-        self._there = device.event()
+        self._free: list[tuple[NDArray[np.int32], Event]] = []  # pinned memory for results that nobody has yet to read
 
     @staticmethod
-    def device_bytes(vocabulary: int) -> int:
+    def device_bytes(vocabulary: int, num_rows: int) -> int:
         words = MOST_SAMPLES * (WORDS_PER_SAMPLE + WORDS_PER_RESULT + vocabulary) + WORDS_PER_ADJUSTMENT * MOST_ADJUSTMENTS
-        return 4 * words + 8 * MOST_SAMPLES * num_parts(vocabulary) + (1 << 16)
+        return 4 * (words + MOST_STOPS + num_rows) + 8 * MOST_SAMPLES * num_parts(vocabulary) + (1 << 16)
 
-    def sample(self, logits: DeviceArray, rows: Sequence[int], samples: Sequence[Sample]) -> list[Sampled] | None:
-        """samples[i] from logits[rows[i]] [n, V]; waits for them. None where they ask for more than there are buffers for."""
-        found: list[Sampled] = []
+    def sample(self, logits: DeviceArray, rows: Sequence[int], samples: Sequence[Sample]) -> Callable[[], list[Sampled]] | None:
+        """samples[i] from logits[rows[i]] [n, V] -> what waits for them, to be called once. None where they ask for more than there
+        are buffers for."""
+        parts: list[Callable[[], list[Sampled]]] = []
         for start in range(0, len(samples), MOST_SAMPLES):
             part = slice(start, start + MOST_SAMPLES)
             drawn = self._part(logits, rows[part], samples[part])
             if drawn is None:
                 return None
-            found += drawn
-        return found
+            parts.append(drawn)
+        return lambda: [sampled for read in parts for sampled in read()]
 
-    def _part(self, logits: DeviceArray, rows: Sequence[int], samples: Sequence[Sample]) -> list[Sampled] | None:
+    def note(self, samples: Sequence[Sample], sampled: Sequence[Sampled]) -> None:
+        """Samples that were drawn on the host: the next step may go on with these tokens all the same."""
+        for wanted, found in zip(samples, sampled, strict=True):
+            token = -1 if found.token in wanted.stops else found.token
+            self._device.copy_in(self.latest.rows(wanted.row, wanted.row + 1), np.array([token], np.int32))
+
+    def _part(self, logits: DeviceArray, rows: Sequence[int], samples: Sequence[Sample]) -> Callable[[], list[Sampled]] | None:
         plan, counts = plan_samples(samples, rows), [sample.params.num_logprobs or 0 for sample in samples]
-        if len(plan.adjustments) > MOST_ADJUSTMENTS or max(counts) > MOST_TOP:
+        stops = [np.array(sorted(sample.stops), np.int32) for sample in samples]
+        if len(plan.adjustments) > MOST_ADJUSTMENTS or max(counts) > MOST_TOP or sum(map(len, stops)) > MOST_STOPS:
             return None
+        last_of = {sample.row: index for index, sample in enumerate(samples)}  # of several draws from a row only one goes on
         there = self._staging.copied({
             "samples": plan.samples,
             "numbers": plan.numbers,
@@ -57,6 +71,9 @@ class DeviceSampler:
             "counts": np.array(counts, np.int32),
             "adjustments": plan.adjustments,
             "bias": plan.bias,
+            "live rows": np.array([s.row if last_of[s.row] == index else -1 for index, s in enumerate(samples)], np.int32),
+            "cu_stops": np.cumsum([0, *map(len, stops)]).astype(np.int32),
+            "stops": np.concatenate(stops),
         })  # fmt: skip
         count, vocabulary = len(samples), logits.shape[1]
         tokens, values, ids, tops = self._result_arrays(count)
@@ -65,6 +82,7 @@ class DeviceSampler:
             adjustments=there["adjustments"], bias=there["bias"],
             adjusted=self._adjusted.view((plan.num_adjusted, vocabulary)) if plan.num_adjusted else None,
         )  # fmt: skip
+        note_pending(self._device, self.latest, tokens, there["live rows"], there["stops"], there["cu_stops"])
         if any(sample.params.num_logprobs is not None for sample in samples):
             best = {"top_ids": ids, "top_values": tops, "top_counts": there["counts"]}
             logprobs(self._device, values, logits, there["rows"], tokens, **best)
@@ -80,18 +98,33 @@ class DeviceSampler:
             results.view((count, MOST_TOP), np.float32, offset_bytes=8 * count + 4 * top),
         )
 
-    def _read_back(self, samples: Sequence[Sample]) -> list[Sampled]:
-        count = len(samples)
-        words = self._pinned[: count * WORDS_PER_RESULT]
+    def _read_back(self, samples: Sequence[Sample]) -> Callable[[], list[Sampled]]:
+        """Queues the copy. Its pinned memory serves others once it has been read."""
+        pinned, there = self._free.pop() if self._free else self._pinned()
+        words = pinned[: len(samples) * WORDS_PER_RESULT]
         self._device.to_host_async(words, self._results.rows(0, len(words)))
-        self._there.record()
-        self._there.synchronize()
-        tokens, values, ids, tops = np.split(words, np.cumsum([count, count, count * MOST_TOP]))
-        best = ids.reshape(count, MOST_TOP), tops.view(np.float32).reshape(count, MOST_TOP)
-        return [
-            _sampled(int(tokens[i]), float(values.view(np.float32)[i]), best[0][i], best[1][i], sample)
-            for i, sample in enumerate(samples)
-        ]
+        there.record()
+
+        def read() -> list[Sampled]:
+            there.synchronize()
+            found = _unpacked(words, samples)
+            self._free.append((pinned, there))
+            return found
+
+        return read
+
+    def _pinned(self) -> tuple[NDArray[np.int32], Event]:
+        return self._device.pinned(self._results.shape, np.int32), self._device.event()
+
+
+def _unpacked(words: NDArray[np.int32], samples: Sequence[Sample]) -> list[Sampled]:
+    count = len(samples)
+    tokens, values, ids, tops = np.split(words, np.cumsum([count, count, count * MOST_TOP]))
+    best = ids.reshape(count, MOST_TOP), tops.view(np.float32).reshape(count, MOST_TOP)
+    return [
+        _sampled(int(tokens[i]), float(values.view(np.float32)[i]), best[0][i], best[1][i], sample)
+        for i, sample in enumerate(samples)
+    ]
 
 
 def _sampled(token: int, value: float, ids: NDArray[np.int32], tops: NDArray[np.float32], sample: Sample) -> Sampled:

@@ -75,5 +75,5 @@ def step_bytes(
     plan = MemoryPlan(layout, num_pages, num_rows, caches_bytes // layout.state_bytes)
     limits = StepLimits.of(config, plan, max_step_tokens, exact=exact)
     hidden, logits = (max_step_tokens + logit_rows) * config.hidden_size, logit_rows * config.vocab_size
-    buffers = FLOAT_BYTES * (limits.words + hidden + logits) + DeviceSampler.device_bytes(config.vocab_size)
+    buffers = FLOAT_BYTES * (limits.words + hidden + logits) + DeviceSampler.device_bytes(config.vocab_size, num_rows)
     return scratch_bytes(config, limits, logit_rows) + buffers + DeviceScorer.device_bytes()

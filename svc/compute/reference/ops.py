@@ -34,6 +34,7 @@ class ReferenceOps:
 
     name = "reference"
     copies_weights = False
+    asynchronous = False
 
     def __init__(self, dequant_cache_bytes: int = DEQUANT_CACHE_BYTES) -> None:
         """`dequant_cache_bytes`: how much of the weights may stay in memory as float32; the rest is dequantized at each use."""
@@ -48,14 +49,16 @@ class ReferenceOps:
     def logprobs(self, logits: Float32, rows: Sequence[int], targets: Sequence[int]) -> list[float]:
         return [logprob(logits[row], target) for row, target in zip(rows, targets, strict=True)]
 
-    def sample(self, logits: Float32, rows: Sequence[int], samples: Sequence[Sample]) -> list[Sampled]:
-        return sample_rows(logits, rows, samples)
+    def sample(self, logits: Float32, rows: Sequence[int], samples: Sequence[Sample]) -> Callable[[], list[Sampled]]:
+        drawn = sample_rows(logits, rows, samples)
+        return lambda: drawn
 
     def submit(self, forward: Callable[[Float32, StepInputs], None], hidden: Float32, inputs: StepInputs) -> None:
         forward(hidden[: inputs.num_tokens], inputs)
 
-    def finish(self) -> None:
+    def mark(self) -> Callable[[], None]:
         """Every operation is done when it returns."""
+        return lambda: None
 
     def close(self) -> None:
         """There is nothing to end."""

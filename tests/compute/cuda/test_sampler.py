@@ -44,11 +44,11 @@ def some_samples(count: int) -> tuple[list[int], list[Sample]]:
 def test_as_on_the_host(count: int) -> None:
     """Every kind of sample: the same tokens, log probabilities and best tokens. On a device that does nothing until waited for."""
     device = EmulatedDevice(lazy=True)
-    sampler, logits = DeviceSampler(device, VOCABULARY), some_logits(4)
+    sampler, logits = DeviceSampler(device, VOCABULARY, 4), some_logits(4)
     rows, samples = some_samples(count)
     found = sampler.sample(device.from_host(logits), rows, samples)
     assert found is not None
-    for one, expected in zip(found, sample_rows(logits, rows, samples), strict=True):
+    for one, expected in zip(found(), sample_rows(logits, rows, samples), strict=True):
         assert (one.token, [token for token, _ in one.top]) == (expected.token, [token for token, _ in expected.top])
         values = [expected.logprob, *(value for _, value in expected.top)]
         np.testing.assert_allclose([one.logprob, *(value for _, value in one.top)], values, rtol=KERNEL, atol=KERNEL)
@@ -59,8 +59,9 @@ def test_not_finite() -> None:
     device, logits = EmulatedDevice(), some_logits(3)
     logits[1, 17] = np.nan
     samples = [Sample(0, 1, 0, SamplingParams(temperature=0, num_logprobs=3))] * 3
-    found = DeviceSampler(device, VOCABULARY).sample(device.from_host(logits), [0, 1, 2], samples)
-    assert found is not None
+    read = DeviceSampler(device, VOCABULARY, 4).sample(device.from_host(logits), [0, 1, 2], samples)
+    assert read is not None
+    found = read()
     assert [one.token for one in found] == [int(logits[0].argmax()), -1, int(logits[2].argmax())]
     assert found[1].top == ()
 
@@ -69,14 +70,14 @@ def test_more_than_there_are_buffers_for() -> None:
     """Said, not cut short: the caller then looks at the logits itself."""
     device = EmulatedDevice()
     wanted = Sample(0, 1, 0, SamplingParams(temperature=0, num_logprobs=MOST_TOP + 1))
-    assert DeviceSampler(device, VOCABULARY).sample(device.from_host(some_logits(1)), [0], [wanted]) is None
+    assert DeviceSampler(device, VOCABULARY, 1).sample(device.from_host(some_logits(1)), [0], [wanted]) is None
 
 
 def test_device_bytes() -> None:
     """The memory plan counts what the buffers take, and hardly more."""
     device = EmulatedDevice()
     before = device.memory().free_bytes
-    sampler = DeviceSampler(device, 5000)
+    sampler = DeviceSampler(device, 5000, 1000)
     taken = before - device.memory().free_bytes
-    assert taken <= DeviceSampler.device_bytes(5000) <= 1.1 * taken
+    assert taken <= DeviceSampler.device_bytes(5000, 1000) <= 1.1 * taken
     del sampler

@@ -1,0 +1,28 @@
+// Tokens that one step samples and the next evaluates, without the host: next[row] is the token sampled last for a live row, or -1
+// where the answer ends with it.
+#include "common.cuh"
+
+// n samples, one thread each. stops[cu_stops[i] .. cu_stops[i + 1]): ids that end the answer. A negative row: nobody goes on from this
+// sample.
+extern "C" __global__ void __launch_bounds__(64)
+pending_note(int* __restrict__ next, const int* __restrict__ tokens, const int* __restrict__ rows, const int* __restrict__ stops,
+             const int* __restrict__ cu_stops, int num_samples) {
+  const i64 i = global_thread();
+  if (i >= num_samples || rows[i] < 0) return;
+  int token = tokens[i];  // -1: not finite
+  for (int stop = cu_stops[i]; stop < cu_stops[i + 1]; stop++)
+    if (stops[stop] == tokens[i]) token = -1;
+  next[rows[i]] = token;
+}
+
+// B sequences, one thread each. Where the first token is -1 and the row is not (that is padding), the token is put in its place; if
+// there is none, the sequence becomes padding.
+extern "C" __global__ void __launch_bounds__(64)
+pending_resolve(int* __restrict__ tokens, int* __restrict__ rows, const int* __restrict__ cu_seqlens, const int* __restrict__ next,
+                int num_sequences) {
+  const i64 i = global_thread();
+  if (i >= num_sequences || rows[i] < 0 || tokens[cu_seqlens[i]] >= 0) return;
+  const int token = next[rows[i]];
+  tokens[cu_seqlens[i]] = token;
+  if (token < 0) rows[i] = -1;
+}

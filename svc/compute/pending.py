@@ -1,0 +1,53 @@
+"""Pending tokens put in their places on the host, once the step before is known.
+
+Rooms that compute on the calling thread know it by then. The cuda room does this on the device (cuda/pending.py), but for samples
+with penalties, which count tokens on the host.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from svc.compute.backend import PENDING, Piece, Sample, Sampled, StepBatch
+
+
+def has_pending_history(batch: StepBatch) -> bool:
+    """Whether a sample counts a token that is not known yet."""
+    return any(sample.history is not None and sample.history.tokens[-1] == PENDING for sample in batch.samples)
+
+
+def resolve(batch: StepBatch, before: Sequence[Sample], sampled: Sequence[Sampled]) -> tuple[StepBatch, list[int]]:
+    """The batch with the tokens that the step before sampled, and which of its samples are left.
+
+    Pieces whose token ends the answer or is not finite are gone, and the samples of their rows with them.
+    """
+    tokens = {wanted.row: found.token for wanted, found in zip(before, sampled, strict=True)}
+    ended = {wanted.row for wanted in before if tokens[wanted.row] < 0 or tokens[wanted.row] in wanted.stops}
+    skipped = {piece.row for piece in batch.pieces if _is_pending(piece) and piece.row in ended}
+    places = [index for index, piece in enumerate(batch.pieces) if piece.row not in skipped]
+    moved = {old: new for new, old in enumerate(places)}
+    left = [index for index, sample in enumerate(batch.samples) if sample.row not in skipped]
+    resolved = replace(
+        batch,
+        pieces=[_with_token(batch.pieces[index], tokens) for index in places],
+        captures=[replace(capture, piece=moved[capture.piece]) for capture in batch.captures],
+        scores=[replace(score, piece=moved[score.piece]) for score in batch.scores],
+        samples=[_with_history(batch.samples[index], tokens) for index in left],
+    )
+    return resolved, left
+
+
+def _is_pending(piece: Piece) -> bool:
+    return bool(piece.tokens[0] == PENDING)
+
+
+def _with_token(piece: Piece, tokens: dict[int, int]) -> Piece:
+    return replace(piece, tokens=np.array([tokens[piece.row]], np.int32)) if _is_pending(piece) else piece
+
+
+def _with_history(sample: Sample, tokens: dict[int, int]) -> Sample:
+    if sample.history is None or sample.history.tokens[-1] != PENDING:
+        return sample
+    known = np.append(sample.history.tokens[:-1], np.int32(tokens[sample.row]))
+    return replace(sample, history=replace(sample.history, tokens=known))
