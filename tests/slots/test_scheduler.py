@@ -13,6 +13,12 @@ from tests.fakes.fake_backend import expected_answer
 from tests.slots.harness import Harness
 
 
+@pytest.fixture(autouse=True, params=[True, False], ids=["ahead", "in turn"])
+def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything here holds whether or not steps are planned while another runs."""
+    monkeypatch.setattr(Harness, "ahead", request.param)
+
+
 def prompt(length: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(1000), k=length)
 
@@ -410,7 +416,7 @@ def test_small_ring_still_answers() -> None:
 
 
 @pytest.mark.parametrize("hybrid", [True, False])
-def test_a_thousand_requests_with_random_cancels(hybrid: bool) -> None:
+def test_hundreds_of_requests_with_random_cancels(hybrid: bool) -> None:
     """SCENARIO 16: shared prefixes, joins, preemptions, cancels at any moment, failing steps: every answer that ends by itself is
     exact, and nothing is leaked."""
     rng = random.Random(7)
@@ -418,7 +424,7 @@ def test_a_thousand_requests_with_random_cancels(hybrid: bool) -> None:
     stems = [prompt(rng.randrange(1, 120), seed=s) for s in range(12)]
     live = []
     done = 0
-    for number in range(1000):
+    for number in range(500):
         tokens = stems[rng.randrange(12)][: rng.randrange(1, 200)] + prompt(rng.randrange(0, 40), seed=rng.randrange(30))
         if rng.random() < 0.3 and live:
             earlier = rng.choice(live)
@@ -437,7 +443,7 @@ def test_a_thousand_requests_with_random_cancels(hybrid: bool) -> None:
         if answer.end.reason is FinishReason.LENGTH:
             done += 1
             assert len(answer.tokens) == min(request.max_tokens, 300 - len(request.prompt) + 1)
-    assert done > 600
+    assert done > 300
     harness.assert_nothing_leaked()
 
 
