@@ -1,7 +1,7 @@
 """Who waits, in what order, and for whom: the waiting queue and joining on a prefix that another sequence is evaluating."""
 
 import bisect
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from svc.errors import QueueFullError
 from svc.memory.placement import Wanted, WantedKind
@@ -63,11 +63,30 @@ def find_join(sequence: Sequence, resume: ResumePoint, seated: Iterable[Slot]) -
     return best
 
 
-def helps(sequence: Sequence, resume: ResumePoint, other: Sequence, position: int, *, hybrid: bool) -> bool:
-    """Whether the state after `position` tokens of `other`, once published, carries `sequence` further than its resume point.
+def fits(sequence: Sequence, resume: ResumePoint, seated: Collection[Slot], cache: SequenceCache, squeezed: bool) -> bool:
+    """Whether its known tokens find pages without preempting anybody, those already seated counted with all of theirs.
 
-    The last of these tokens may not be known yet; then it is taken for the same.
+    `squeezed`: somebody was preempted and nobody has ended since.
     """
+    if not seated:
+        return True
+    page_tokens = cache.plan.layout.page_tokens
+    promised = sum(-(-(slot.remaining + 1) // page_tokens) for slot in seated)
+    needed = -(-(len(sequence.tokens) + 1) // page_tokens) - resume.position // page_tokens
+    needed += cache.idle_pages(sequence.tokens, resume)
+    # After a preemption only with room for all to grow, or the next one would follow at once and undo what has been computed.
+    growth = max(2 * len(seated), cache.plan.num_pages // 10) if squeezed else 0
+    return needed + promised + growth <= cache.free_pages_possible()
+
+
+def any_helps(states: Iterable[tuple[Sequence, int]], sequence: Sequence, resume: ResumePoint, *, hybrid: bool) -> bool:
+    """Whether one of the states (whose, after how many tokens), once published, carries `sequence` further than its resume point:
+    then it is worth waiting for."""
+    return any(_helps(sequence, resume, other, position, hybrid=hybrid) for other, position in states)
+
+
+def _helps(sequence: Sequence, resume: ResumePoint, other: Sequence, position: int, *, hybrid: bool) -> bool:
+    """The last token before `position` of `other` may not be known yet; then it is taken for the same."""
     if not sequence.request.use_cache or position <= resume.position:
         return False
     length = min(position, len(sequence.tokens), len(other.tokens))

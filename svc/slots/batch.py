@@ -7,6 +7,7 @@ import numpy as np
 from svc.compute.backend import PENDING, Capture, History, PageCopy, Piece, RowCell, Sample, StepBatch
 from svc.memory.sequence_cache import SequenceCache
 from svc.memory.snapshot_ring import SnapshotRef
+from svc.slots.request import Sequence
 from svc.slots.slot import Closing, Slot
 
 
@@ -40,6 +41,11 @@ class StepPlan:
 
     def holds(self, slot: Slot) -> bool:
         return slot in self.seated
+
+    def states(self) -> list[tuple[Sequence, int]]:
+        """(whose, after how many tokens) of the states that it captures and saves."""
+        captured = [(piece.slot.sequence, position) for piece in self.pieces for position, _ in piece.captures]
+        return captured + [(closing.sequence, closing.position) for closing in self.saves]
 
 
 def build_batch(plan: StepPlan, cache: SequenceCache, *, ahead: bool) -> StepBatch:

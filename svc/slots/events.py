@@ -46,7 +46,7 @@ class CacheReport:
 
     matched_tokens: int  # longest prefix known to the tree when the request was first seated
     resumed_at: int
-    reason: str  # one of scheduler.REASONS; empty when it was never seated
+    reason: str  # one of accounts.REASONS; empty when it was never seated
 
 
 @dataclass(frozen=True, slots=True)

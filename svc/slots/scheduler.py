@@ -3,38 +3,27 @@
 Life of a sequence: waiting -> seated (a `Slot`: prefill, then decode) -> ended, or back to waiting when preempted. An ended seat
 whose state is worth keeping becomes a `Closing` until the next step has saved it.
 
-Planning ahead: while a step runs, the next one may be planned, with the token that is being sampled for a sequence not known yet
-(compute/backend.py, PENDING). That is done where every answer that goes on is sure to go on, or ends by a token id that the device
-knows: see `_foreseen`. So at most two plans are under way, and nothing they name is given away before both are committed, but for
-seats of answers that a stop id ended: the step under way does nothing there.
+Planning ahead: while a step runs, the next may be planned, with the tokens being sampled not known yet (PENDING), where every
+answer is sure to go on or ends by a token id that the device knows (`_foreseen`). What the plans under way name is not given away
+before their commit, but for seats of answers that a stop id ended: the step under way does nothing there.
 
 Owner of all sequences, slots and closings; the engine calls it from the event loop only.
 """
 
 from svc.compute.backend import Sampled, StepResult
-from svc.errors import RequestError
 from svc.memory.placement import next_generated_capture, plan_captures
 from svc.memory.sequence_cache import COLD, ResumePoint, SequenceCache
 from svc.memory.snapshot_ring import SnapshotRef
-from svc.slots.admission import JoinRoom, WaitingQueue, find_join, helps
+from svc.slots.accounts import answer_tokens, finished, note_seat
+from svc.slots.admission import JoinRoom, WaitingQueue, any_helps, find_join, fits
 from svc.slots.batch import PlannedPiece, StepPlan, build_batch
 from svc.slots.budget import ChunkBudget, share_prefill
-from svc.slots.events import CacheReport, Event, Finished, FinishReason, Timing, TokenEvent, Usage
+from svc.slots.events import Event, Finished, FinishReason, TokenEvent
 from svc.slots.request import Request, Sequence
 from svc.slots.slot import Closing, Slot
 from svc.slots.stats import Counters
 
 Emitted = list[tuple[Sequence, Event]]
-
-REASONS = {
-    "full": "every prompt token was known",
-    "joined": "resumed from what another request was evaluating",
-    "new_text": "everything known was reused; the rest was new",
-    "no_snapshot": "known text behind the deepest snapshot had to be evaluated again",
-    "no_match": "nothing of the prompt was known",
-    "cache_off": "the request asked not to use the cache",
-}
-"""Why prompt tokens had to be evaluated."""
 
 
 class Scheduler:
@@ -88,20 +77,8 @@ class Scheduler:
         return not (self._slots or self._closing or len(self._waiting))
 
     def answer_tokens(self, prompt_tokens: int, max_tokens: int | None) -> int:
-        """Tokens an answer to a prompt of that length may have, at most `max_tokens`. RequestError when the prompt does not fit.
-
-        The last token of an answer is never evaluated, so a prompt as long as the context still gets one.
-        """
-        if prompt_tokens == 0:
-            raise RequestError("the prompt is empty", param="prompt", code="invalid_prompt")
-        if prompt_tokens > self.context_tokens:
-            raise RequestError(
-                f"This model's maximum context length is {self.context_tokens} tokens, but the prompt has {prompt_tokens}",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        room = self.context_tokens - prompt_tokens + 1
-        return room if max_tokens is None else min(max_tokens, room)
+        """Tokens an answer to a prompt of that length may have, at most `max_tokens`. RequestError when the prompt does not fit."""
+        return answer_tokens(prompt_tokens, max_tokens, self.context_tokens)
 
     @property
     def max_requests(self) -> int:
@@ -126,7 +103,7 @@ class Scheduler:
         if sequence.finished:
             return None
         finished = self._finished(sequence, FinishReason.CANCELLED, now)
-        slot = self._slot_of(sequence)
+        slot = next((slot for slot in self._slots if slot.sequence is sequence), None)
         if slot is None:
             self._waiting.remove(sequence)
             self._joins.forget(sequence)
@@ -160,11 +137,8 @@ class Scheduler:
         if not self._plan_ahead or self._short or len(self._under_way) > 1:
             return False
         decoding = [slot for slot in self._slots if self._decodes(slot)]
-        return bool(decoding) and all(self._is_foreseen(slot) for slot in decoding)
-
-    def _is_foreseen(self, slot: Slot) -> bool:
-        """A capture needs the tokens before it."""
-        return not slot.sampling or not (slot.sequence.request.ends_unforeseen or self._captures_next(slot))
+        sampling = [slot for slot in decoding if slot.sampling]  # for a capture all tokens before it must be known
+        return bool(decoding) and not any(s.sequence.request.ends_unforeseen or self._captures_next(s) for s in sampling)
 
     def _decodes(self, slot: Slot) -> bool:
         return slot.decoding and not slot.leaving and not (slot.sampling and self._is_full(slot.sequence, slot.sampling))
@@ -255,7 +229,9 @@ class Scheduler:
     def _admit(self, now: float) -> None:
         """Seats waiting sequences in order of rank while rows and pages last. Those that wait for a state to be published hold
         nobody up."""
-        coming = self._states_under_way()
+        hybrid = self._cache.plan.layout.hybrid
+        coming = [state for step in self._under_way for state in step.states()]
+        coming += [(slot.sequence, slot.planned) for slot in self._slots if slot.leaving]
         closing = [(each.sequence, each.position) for each in self._closing]
         for sequence in self._waiting:
             if len(self._slots) + len(self._closing) >= self._cache.plan.num_rows:
@@ -263,43 +239,20 @@ class Scheduler:
             if self._joins.waiting(sequence):
                 continue
             resume = self._resume_point(sequence, now)
-            if self._waits_for(coming, sequence, resume):
+            if any_helps(coming, sequence, resume, hybrid=hybrid):
                 continue
             join = find_join(sequence, resume, self._slots)
             if join is not None:
                 self._joins.wait(sequence, *join)
-            elif self._waits_for(closing, sequence, resume):
+            elif any_helps(closing, sequence, resume, hybrid=hybrid):
                 continue
-            elif not (self._fits(sequence, resume) and self._seat(sequence, resume, now)):
+            elif not (fits(sequence, resume, self._slots, self._cache, self._squeezed) and self._seat(sequence, resume, now)):
                 return
 
     def _resume_point(self, sequence: Sequence, now: float) -> ResumePoint:
         if not sequence.request.use_cache and not sequence.generated:
             return COLD
         return self._cache.match(sequence.tokens, now)
-
-    def _states_under_way(self) -> list[tuple[Sequence, int]]:
-        """(whose, after how many tokens) of the states that the step under way captures and saves, and of those who left in it."""
-        leaving = [(slot.sequence, slot.planned) for slot in self._slots if slot.leaving]
-        captures = [(p.slot.sequence, at) for step in self._under_way for p in step.pieces for at, _ in p.captures]
-        return leaving + captures + [(each.sequence, each.position) for step in self._under_way for each in step.saves]
-
-    def _waits_for(self, states: list[tuple[Sequence, int]], sequence: Sequence, resume: ResumePoint) -> bool:
-        """Whether one of the states, soon published, will carry the sequence further than its resume point."""
-        hybrid = self._cache.plan.layout.hybrid
-        return any(helps(sequence, resume, other, position, hybrid=hybrid) for other, position in states)
-
-    def _fits(self, sequence: Sequence, resume: ResumePoint) -> bool:
-        """Whether its known tokens find pages without preempting anybody, those already seated counted with all of theirs."""
-        if not self._slots:
-            return True
-        page_tokens = self._cache.plan.layout.page_tokens
-        promised = sum(-(-(slot.remaining + 1) // page_tokens) for slot in self._slots)
-        needed = -(-(len(sequence.tokens) + 1) // page_tokens) - resume.position // page_tokens
-        needed += self._cache.idle_pages(sequence.tokens, resume)
-        # After a preemption only with room for all to grow, or the next one would follow at once and undo what has been computed.
-        growth = max(2 * len(self._slots), self._cache.plan.num_pages // 10) if self._squeezed else 0
-        return needed + promised + growth <= self._cache.free_pages_possible()
 
     def _seat(self, sequence: Sequence, resume: ResumePoint, now: float) -> bool:
         lease = self._cache.open(sequence.tokens, resume, now)
@@ -320,19 +273,8 @@ class Scheduler:
         )
         self._slots.append(slot)
         self._slots.sort(key=lambda s: s.rank)
-        self._account_seat(sequence, resume, lease.start, now)
+        note_seat(sequence, resume, lease.start, now)
         return True
-
-    def _account_seat(self, sequence: Sequence, resume: ResumePoint, start: int, now: float) -> None:
-        known_prompt = min(start, sequence.num_prompt)
-        if sequence.cached_tokens is None:
-            sequence.seated_s = now
-            sequence.cached_tokens = known_prompt
-            sequence.matched_tokens = min(resume.matched_tokens, sequence.num_prompt)
-            sequence.resumed_at = start
-            sequence.reason = _reason(sequence, resume)
-        else:  # back after preemption: only what no seating evaluated counts as cached
-            sequence.cached_tokens = min(sequence.cached_tokens, known_prompt)
 
     # -- commit -----------------------------------------------------------------------------------------------------------------
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> Emitted:
@@ -353,10 +295,7 @@ class Scheduler:
         for piece in plan.pieces:
             if not piece.slot.closed:
                 self._commit_piece(piece, now, publish=piece.slot not in poisoned)
-        emitted: Emitted = []
-        for slot in open_slots:
-            emitted += self._commit_slot(slot, sampled.get(slot), now)
-        return emitted
+        return [event for slot in open_slots for event in self._commit_slot(slot, sampled.get(slot), now)]
 
     def abort(self, plan: StepPlan, error: str, now: float) -> Emitted:
         """The step failed on the device: everyone in it fails, and nothing that it was to write is kept.
@@ -507,32 +446,5 @@ class Scheduler:
     def _finished(self, sequence: Sequence, reason: FinishReason, now: float, error: str | None = None) -> Finished:
         assert not sequence.finished
         sequence.finished = True
-        cached = sequence.cached_tokens or 0
-        seated = now if sequence.seated_s is None else sequence.seated_s
-        first = now if sequence.first_token_s is None else sequence.first_token_s
-        self.counters.ended(reason, sequence.num_prompt, cached)
-        return Finished(
-            reason=reason,
-            usage=Usage(sequence.num_prompt, cached, sequence.generated),
-            timing=Timing(queue_s=seated - sequence.arrival_s, prefill_s=first - seated, decode_s=now - first),
-            cache=CacheReport(sequence.matched_tokens, sequence.resumed_at, sequence.reason),
-            error=error,
-        )
-
-    def _slot_of(self, sequence: Sequence) -> Slot | None:
-        return next((slot for slot in self._slots if slot.sequence is sequence), None)
-
-
-def _reason(sequence: Sequence, resume: ResumePoint) -> str:
-    """The word of REASONS that fits."""
-    if not sequence.request.use_cache:
-        return "cache_off"
-    if resume.position >= sequence.num_prompt:
-        return "full"
-    if sequence.joined:
-        return "joined"
-    if resume.matched_tokens == 0:
-        return "no_match"
-    if resume.position < resume.matched_tokens:
-        return "no_snapshot"
-    return "new_text"
+        self.counters.ended(reason, sequence.num_prompt, sequence.cached_tokens or 0)
+        return finished(sequence, reason, now, error)

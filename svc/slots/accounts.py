@@ -1,0 +1,74 @@
+"""What an answer tells about itself: how much was reused and why, how long things took, how it ended."""
+
+from svc.errors import RequestError
+from svc.memory.sequence_cache import ResumePoint
+from svc.slots.events import CacheReport, Finished, FinishReason, Timing, Usage
+from svc.slots.request import Sequence
+
+REASONS = {
+    "full": "every prompt token was known",
+    "joined": "resumed from what another request was evaluating",
+    "new_text": "everything known was reused; the rest was new",
+    "no_snapshot": "known text behind the deepest snapshot had to be evaluated again",
+    "no_match": "nothing of the prompt was known",
+    "cache_off": "the request asked not to use the cache",
+}
+"""Why prompt tokens had to be evaluated."""
+
+
+def answer_tokens(prompt_tokens: int, max_tokens: int | None, context_tokens: int) -> int:
+    """Tokens an answer to a prompt of that length may have, at most `max_tokens`. RequestError when the prompt does not fit.
+
+    The last token of an answer is never evaluated, so a prompt as long as the context still gets one.
+    """
+    if prompt_tokens == 0:
+        raise RequestError("the prompt is empty", param="prompt", code="invalid_prompt")
+    if prompt_tokens > context_tokens:
+        raise RequestError(
+            f"This model's maximum context length is {context_tokens} tokens, but the prompt has {prompt_tokens}",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    room = context_tokens - prompt_tokens + 1
+    return room if max_tokens is None else min(max_tokens, room)
+
+
+def note_seat(sequence: Sequence, resume: ResumePoint, start: int, now: float) -> None:
+    """It has been seated, with `start` tokens that need no evaluation."""
+    known_prompt = min(start, sequence.num_prompt)
+    if sequence.cached_tokens is None:
+        sequence.seated_s = now
+        sequence.cached_tokens = known_prompt
+        sequence.matched_tokens = min(resume.matched_tokens, sequence.num_prompt)
+        sequence.resumed_at = start
+        sequence.reason = _reason(sequence, resume)
+    else:  # back after preemption: only what no seating evaluated counts as cached
+        sequence.cached_tokens = min(sequence.cached_tokens, known_prompt)
+
+
+def finished(sequence: Sequence, reason: FinishReason, now: float, error: str | None) -> Finished:
+    """The end of its answer."""
+    seated = now if sequence.seated_s is None else sequence.seated_s
+    first = now if sequence.first_token_s is None else sequence.first_token_s
+    return Finished(
+        reason=reason,
+        usage=Usage(sequence.num_prompt, sequence.cached_tokens or 0, sequence.generated),
+        timing=Timing(queue_s=seated - sequence.arrival_s, prefill_s=first - seated, decode_s=now - first),
+        cache=CacheReport(sequence.matched_tokens, sequence.resumed_at, sequence.reason),
+        error=error,
+    )
+
+
+def _reason(sequence: Sequence, resume: ResumePoint) -> str:
+    """The word of REASONS that fits."""
+    if not sequence.request.use_cache:
+        return "cache_off"
+    if resume.position >= sequence.num_prompt:
+        return "full"
+    if sequence.joined:
+        return "joined"
+    if resume.matched_tokens == 0:
+        return "no_match"
+    if resume.position < resume.matched_tokens:
+        return "no_snapshot"
+    return "new_text"
