@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 
 import svc.app
-from svc.compute.backend import StepBatch, StepResult
-from svc.compute.runner import ModelRunner
+from svc.compute.backend import StepBatch
+from svc.compute.runner import ModelRunner, SubmittedStep
 from svc.config import Config
 from svc.memory.sequence_cache import SequenceCache
 from tests.scenarios.server import MODEL
@@ -38,11 +38,11 @@ class Runner(ModelRunner):
 
     poison_rows = False
 
-    def run(self, batch: StepBatch) -> StepResult:
+    def submit(self, batch: StepBatch) -> SubmittedStep:
         if self.poison_rows:
             self._caches.rows[:] = float("nan")
             self.poison_rows = False
-        return super().run(batch)
+        return super().submit(batch)
 
 
 class Inside:
