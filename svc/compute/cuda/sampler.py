@@ -33,7 +33,8 @@ class DeviceSampler:
         self._best = device.empty((MOST_SAMPLES * num_parts(vocabulary),), np.uint64)
         self._adjusted = device.empty((MOST_SAMPLES * vocabulary,), np.float32)
         self._results = device.empty((MOST_SAMPLES * WORDS_PER_RESULT,), np.int32)
-        self._free: list[tuple[NDArray[np.int32], Event]] = []  # pinned memory for results that nobody has yet to read
+        # Pinned memory for results that nobody has yet to read: as much as two steps under way use.
+        self._free: list[tuple[NDArray[np.int32], Event]] = [self._pinned() for _ in range(2 * -(-num_rows // MOST_SAMPLES))]
 
     @staticmethod
     def device_bytes(vocabulary: int, num_rows: int) -> int:
