@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import byref
+from ctypes import addressof, byref
 from typing import Any, Literal
 
 import numpy as np
@@ -82,7 +82,8 @@ class CpuOps:
         self._engine = Engine(level, num_threads or num_cores(), least_shared_work, most_partial_bytes, activations == "int8")
         self._poison = poison
         self._layers: dict[int, tuple[Any, ...]] = {}  # id -> (layer, structure, what else must stay alive)
-        self._inputs: tuple[StepInputs | None, structs.Inputs] = (None, structs.Inputs())
+        self._recording: list[structs.Instruction] | None = None
+        self._program: tuple[object, Any] = (None, None)  # a forward, and what it asked for
 
     def __repr__(self) -> str:
         return f"CpuOps({self.level}, {self.num_threads} threads)"
@@ -109,7 +110,19 @@ class CpuOps:
         return lambda: drawn
 
     def submit(self, forward: Callable[[Float32, StepInputs], None], hidden: Float32, inputs: StepInputs) -> None:
-        forward(hidden[: inputs.num_tokens], inputs)
+        """All operations in one call. A forward asks for the same ones at every step, so what it asks for is written down once."""
+        if self._program[0] != forward:
+            self._recording = []
+            try:
+                forward(hidden[: inputs.num_tokens], inputs)
+                self._program = forward, (structs.Instruction * len(self._recording))(*self._recording)
+            finally:
+                self._recording = None
+        self._run(self._program[1], hidden, inputs)
+
+    def _run(self, program: Any, hidden: Float32, inputs: StepInputs) -> None:
+        step = structs.step_inputs(inputs)
+        self._engine.call("hr_forward", program, len(program), structs.address(hidden), byref(step))
 
     def mark(self) -> Callable[[], None]:
         """Every operation is done when it returns."""
@@ -117,6 +130,7 @@ class CpuOps:
 
     def close(self) -> None:
         """Ends the threads. The ops must not be used afterwards."""
+        self._program = None, None
         self._engine.close()
 
     @contextmanager
@@ -165,26 +179,32 @@ class CpuOps:
 
     # -- forward ----------------------------------------------------------------------------------------------------------------
     def embed(self, hidden: Float32, table: CpuWeight, inputs: StepInputs) -> None:
-        self._engine.call("hr_embed", structs.address(hidden), byref(table.matrix), self._step(inputs))
+        self._ask("embed", addressof(table.matrix), hidden, inputs)
 
     def delta_mixer(self, hidden: Float32, layer: DeltaWeights, inputs: StepInputs, caches: CpuCaches) -> None:
-        prepared = self._prepared(layer, _delta_layer)
-        self._engine.call("hr_delta_mixer", structs.address(hidden), prepared, self._step(inputs), byref(caches.slabs))
+        self._ask("delta_mixer", self._prepared(layer, _delta_layer), hidden, inputs, caches=addressof(caches.slabs))
 
     def attention_mixer(self, hidden: Float32, layer: AttentionWeights, inputs: StepInputs, caches: CpuCaches) -> None:
         assert inputs.rope_cos.shape[1] * 2 == layer.rotary_dims, f"{inputs.rope_cos.shape} for {layer.rotary_dims} dimensions"
-        prepared = self._prepared(layer, _attention_layer)
-        self._engine.call("hr_attention_mixer", structs.address(hidden), prepared, self._step(inputs), byref(caches.slabs))
+        self._ask("attention_mixer", self._prepared(layer, _attention_layer), hidden, inputs, caches=addressof(caches.slabs))
 
     def dense_ffn(self, hidden: Float32, layer: DenseFfnWeights, inputs: StepInputs) -> None:
-        self._engine.call("hr_dense_ffn", structs.address(hidden), self._prepared(layer, _dense_layer), self._step(inputs))
+        self._ask("dense_ffn", self._prepared(layer, _dense_layer), hidden, inputs)
 
     def moe_ffn(self, hidden: Float32, layer: MoeFfnWeights, inputs: StepInputs) -> None:
-        self._engine.call("hr_moe_ffn", structs.address(hidden), self._prepared(layer, _moe_layer), self._step(inputs))
+        self._ask("moe_ffn", self._prepared(layer, _moe_layer), hidden, inputs)
 
     def final_hidden(self, hidden: Float32, norm: Float32, epsilon: float, inputs: StepInputs, caches: CpuCaches) -> None:
-        arrays = structs.address(hidden), structs.address(norm)
-        self._engine.call("hr_final_hidden", *arrays, epsilon, hidden.shape[1], self._step(inputs), byref(caches.slabs))
+        fields = {"caches": addressof(caches.slabs), "epsilon": epsilon, "size": hidden.shape[1]}
+        self._ask("final_hidden", structs.address(norm), hidden, inputs, **fields)
+
+    def _ask(self, operation: str, layer: int, hidden: Float32, inputs: StepInputs, **fields: Any) -> None:
+        """One operation of a forward: written down while `submit` listens, or else run at once."""
+        instruction = structs.Instruction(layer=layer, operation=structs.OPERATIONS.index(operation), **fields)
+        if self._recording is not None:
+            self._recording.append(instruction)
+        else:
+            self._run((structs.Instruction * 1)(instruction), hidden, inputs)
 
     def hidden_rows(self, out: Float32, hidden: Float32, norm: Float32, epsilon: float, tokens: NDArray[np.int32]) -> None:
         tokens = np.ascontiguousarray(tokens, np.int32)
@@ -198,18 +218,12 @@ class CpuOps:
         self._engine.call("hr_matmul", structs.address(out), byref(output.matrix), None, structs.address(vectors), len(vectors))
 
     # -- what the C side is given -------------------------------------------------------------------------------------------------
-    def _step(self, inputs: StepInputs) -> Any:
-        """The structure of a step, made at its first op."""
-        if self._inputs[0] is not inputs:
-            self._inputs = inputs, structs.step_inputs(inputs)
-        return byref(self._inputs[1])
-
-    def _prepared(self, layer: Any, prepare: Callable[[Any], tuple[Any, ...]]) -> Any:
-        """The structure of a layer, made when it is first used. The entry keeps the layer alive, so its id stays its own."""
+    def _prepared(self, layer: Any, prepare: Callable[[Any], tuple[Any, ...]]) -> int:
+        """Where the structure of a layer stands, made when first used. The entry keeps the layer alive, so its id stays its own."""
         entry = self._layers.get(id(layer))
         if entry is None:
             entry = self._layers[id(layer)] = (layer, *prepare(layer))
-        return byref(entry[1])
+        return addressof(entry[1])
 
 
 def num_cores() -> int:

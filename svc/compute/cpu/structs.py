@@ -42,6 +42,15 @@ class CacheSlabs(ctypes.Structure):
     ]
 
 
+OPERATIONS = ("embed", "delta_mixer", "attention_mixer", "dense_ffn", "moe_ffn", "final_hidden")  # in the order of csrc/forward.c
+
+
+class Instruction(ctypes.Structure):
+    """One operation of csrc/forward.c."""
+
+    _fields_ = [*_fields(Pointer, "layer caches"), *_fields(Int, "operation size"), ("epsilon", Float)]
+
+
 class DeltaLayer(ctypes.Structure):
     _fields_ = [
         *_fields(Int, "index num_key_heads num_value_heads key_dim value_dim conv_kernel grouped_heads"),

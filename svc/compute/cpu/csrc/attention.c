@@ -6,6 +6,7 @@
  * column sums keys in rising order. Positions beyond p are never read (fresh pages may hold NaN). */
 #include "lane_math.h"
 #include "matmul.h"
+#include "ops.h"
 
 #define TILE 16     /* keys; divides page_tokens */
 #define SEGMENT 512 /* positions */

@@ -5,6 +5,7 @@
  * multiply-add per k and column, so no horizontal sums and no dependence on the panel width. */
 #include "lane_math.h"
 #include "matmul.h"
+#include "ops.h"
 
 #define PANEL 64 /* value columns at once: 64 x 128 floats are 32 KiB, which stay in L1 while the tokens pass */
 

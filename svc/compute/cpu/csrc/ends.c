@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "lane_math.h"
 #include "matmul.h"
+#include "ops.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

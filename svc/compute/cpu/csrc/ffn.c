@@ -1,6 +1,7 @@
 /* Feed-forward layers: dense SwiGLU and mixture of experts (ARCH_SPEC 7). */
 #include "lane_math.h"
 #include "matmul.h"
+#include "ops.h"
 
 /* The padding behind each row of a matrix [rows][ld] must be zero before it is multiplied. */
 static void clear_padding(float *x, size_t rows, size_t columns, size_t ld) {
