@@ -31,9 +31,13 @@ typedef struct {
     float *totals; /* [num_tokens][FLOAT_ROWS], after the last */
 } piece;
 
-/* totals [..][FLOAT_ROWS] of a block of lane sums [num_tokens][num_rows]; the other lane sums are zero. */
-ALWAYS_INLINE void add_lanes(int num_rows, int num_tokens, const f32x16 lanes[LANES], float *totals) {
+/* totals [..][FLOAT_ROWS] of a block of lane sums [num_tokens][num_rows]. */
+ALWAYS_INLINE void add_lanes(int num_rows, int num_tokens, f32x16 lanes[LANES], float *totals) {
     float out[LANES];
+    UNROLL
+    for (int i = num_rows * num_tokens; i < LANES; i++) {
+        lanes[i] = v_zero();
+    }
     v_store(out, v_sum16(lanes));
     UNROLL
     for (int t = 0; t < num_tokens; t++) {
@@ -45,7 +49,7 @@ ALWAYS_INLINE void add_lanes(int num_rows, int num_tokens, const f32x16 lanes[LA
 ALWAYS_INLINE void multiply_block(int type, int num_rows, int num_tokens, const piece *p, int row, int token) {
     const uint8_t *rows = p->data + (size_t)row * p->stride;
     float *sums = p->sums + (size_t)token * SUMS_OF_TOKEN + (size_t)row * LANES;
-    f32x16 lanes[LANES] = {v_zero()};
+    f32x16 lanes[LANES];
     size_t stride = p->stride;
     const float *x[MANY_TOKENS];
     UNROLL

@@ -19,7 +19,6 @@ typedef __m512 part;
 ALWAYS_INLINE part p_zero(void) { return _mm512_setzero_ps(); }
 ALWAYS_INLINE part p_load(const void *p) { return _mm512_loadu_ps(p); }
 ALWAYS_INLINE void p_store(float *p, part a) { _mm512_storeu_ps(p, a); }
-ALWAYS_INLINE void p_put(f32x16 *to, int lane, part a) { (void)lane, *to = a; }
 ALWAYS_INLINE part p_madd(part a, part b, part c) { return _mm512_fmadd_ps(a, b, c); }
 ALWAYS_INLINE part p_load_half(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 ALWAYS_INLINE part p_load_bf16(const void *p) {
@@ -37,7 +36,6 @@ typedef __m256 part;
 ALWAYS_INLINE part p_zero(void) { return _mm256_setzero_ps(); }
 ALWAYS_INLINE part p_load(const void *p) { return _mm256_loadu_ps(p); }
 ALWAYS_INLINE void p_store(float *p, part a) { _mm256_storeu_ps(p, a); }
-ALWAYS_INLINE void p_put(f32x16 *to, int lane, part a) { *(lane ? &to->hi : &to->lo) = a; }
 ALWAYS_INLINE part p_madd(part a, part b, part c) { return _mm256_fmadd_ps(a, b, c); }
 ALWAYS_INLINE part p_load_half(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 ALWAYS_INLINE part p_load_bf16(const void *p) {
@@ -55,7 +53,6 @@ typedef float32x4_t part;
 ALWAYS_INLINE part p_zero(void) { return vdupq_n_f32(0.0f); }
 ALWAYS_INLINE part p_load(const void *p) { return vreinterpretq_f32_u8(vld1q_u8(p)); }
 ALWAYS_INLINE void p_store(float *p, part a) { vst1q_f32(p, a); }
-ALWAYS_INLINE void p_put(f32x16 *to, int lane, part a) { to->q[lane / PART] = a; }
 ALWAYS_INLINE part p_madd(part a, part b, part c) { return vfmaq_f32(c, a, b); }
 ALWAYS_INLINE part p_load_half(const void *p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
 ALWAYS_INLINE part p_load_bf16(const void *p) { return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16)); }
@@ -75,7 +72,6 @@ ALWAYS_INLINE part p_load(const void *p) {
     return a;
 }
 ALWAYS_INLINE void p_store(float *p, part a) { v_store(p, a); }
-ALWAYS_INLINE void p_put(f32x16 *to, int lane, part a) { (void)lane, *to = a; }
 ALWAYS_INLINE part p_madd(part a, part b, part c) { return v_madd(a, b, c); }
 ALWAYS_INLINE part p_load_half(const void *p) {
     uint16_t halves[LANES];
@@ -92,6 +88,9 @@ ALWAYS_INLINE part p_load_bf16(const void *p) {
     return v_load(out);
 }
 #endif
+
+/* Lanes lane .. lane + PART of `to`. */
+ALWAYS_INLINE void p_put(f32x16 *to, int lane, part a) { memcpy((char *)to + (size_t)lane * sizeof(float), &a, sizeof a); }
 
 /* Columns k .. k + PART of a row of a float type. */
 ALWAYS_INLINE part p_weights(int type, const uint8_t *row, size_t k) {
