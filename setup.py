@@ -34,7 +34,7 @@ LEVEL_FLAGS = {
         "x86-64-v4-vnni": [*AVX512, "-mavx512vnni"],
         "x86-64-v4-amx": [*AVX512, "-mavx512vnni", "-mamx-tile", "-mamx-int8"],
     },
-    "aarch64": {"base": PLAIN, "neon": []},
+    "aarch64": {"base": PLAIN, "neon": [], "neon-dotprod": ["-march=armv8.2-a+dotprod"]},
 }
 MACHINE_NAMES = {"AMD64": "x86_64", "arm64": "aarch64"}
 

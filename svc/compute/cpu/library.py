@@ -23,7 +23,9 @@ from svc.errors import BackendUnavailableError
 
 HERE = Path(__file__).parent
 ARM = platform.machine() in ("aarch64", "arm64")
-LEVELS = ("base", "neon") if ARM else ("base", "x86-64-v3", "x86-64-v4", "x86-64-v4-vnni", "x86-64-v4-amx")  # rising
+LEVELS = (
+    ("base", "neon", "neon-dotprod") if ARM else ("base", "x86-64-v3", "x86-64-v4", "x86-64-v4-vnni", "x86-64-v4-amx")
+)  # rising
 CODEBOOKS = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S")  # in the order of csrc/quant.h
 
 P = structs.Pointer

@@ -40,6 +40,17 @@ def random_tensor(name: str, rows: int, cols: int, seed: int = 0) -> GgufTensor:
     return GgufTensor("weights", (rows, cols), name, blocks.reshape(rows, -1))
 
 
+def filled_tensor(name: str, fill: int) -> GgufTensor:
+    """16 rows by 512 columns, all codes and scales of a block alike but the float16 scale, which is 0.01."""
+    tensor = random_tensor(name, 16, 512)
+    data = np.full_like(tensor.data.reshape(16, -1, quant_type(name).block_bytes), fill)
+    for place in TYPES[name][1]:
+        data[:, :, place : place + 2] = np.full((16, data.shape[1], 1), 0.01, np.float16).view(np.uint8)
+    if name == "MXFP4":
+        data[:, :, 0] = 120
+    return GgufTensor("weights", (16, 512), name, data.reshape(16, -1))
+
+
 def rounded(x: Float32, block: int) -> NDArray[np.float64]:
     """Activations as int8 times a float32 scale per block, ties to even, from the definition."""
     parts = x.reshape(len(x), -1, block)
@@ -94,14 +105,8 @@ def test_same_bits_on_every_level_and_for_any_company(make_int8_ops: MakeInt8Ops
 @pytest.mark.parametrize("name", TYPES)
 def test_largest_values_stay_in_range(make_int8_ops: MakeInt8Ops, level: str, name: str) -> None:
     """The largest activations, of one sign or as the weights have it, overflow no partial sum on any level."""
-    tensor = random_tensor(name, 16, 512)
     for fill in (0x00, 0x7F, 0x80, 0xFF):
-        data = np.full_like(tensor.data.reshape(16, -1, quant_type(name).block_bytes), fill)
-        for place in TYPES[name][1]:
-            data[:, :, place : place + 2] = np.full((16, data.shape[1], 1), 0.01, np.float16).view(np.uint8)
-        if name == "MXFP4":
-            data[:, :, 0] = 120
-        full = GgufTensor("weights", (16, 512), name, data.reshape(16, -1))
+        full = filled_tensor(name, fill)
         x = np.stack([np.ones(512), -np.ones(512), np.tile([1, -1], 256)]).astype(np.float32)
         expected = x.astype(np.float64) @ quant_type(name).dequantize(full.data).reshape(16, 512).astype(np.float64).T
         np.testing.assert_allclose(

@@ -1,5 +1,9 @@
 /* Where a step begins and ends: embedding, final norm, logits, copies of cache blocks; and what tests look through. */
 #define _GNU_SOURCE
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 #include "lane_math.h"
 #include "matmul.h"
 #include "ops.h"
@@ -127,6 +131,10 @@ EXPORT const char *hr_best_level(void) {
         return !__builtin_cpu_supports("avx512vnni") ? "x86-64-v4" : have_amx() ? "x86-64-v4-amx" : "x86-64-v4-vnni";
     }
     return v3 ? "x86-64-v3" : "base";
+#elif defined(__aarch64__) && defined(__APPLE__)
+    return "neon-dotprod"; /* since their first one */
+#elif defined(__aarch64__) && defined(__linux__)
+    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP ? "neon-dotprod" : "neon";
 #elif defined(__aarch64__)
     return "neon";
 #else

@@ -1,7 +1,7 @@
 /* Integer lanes of the int8 products: INT_LANES rows of weights at a time, each 32-bit lane with four consecutive columns of its row.
  *
  * All of it is exact, so builds may differ in width and instructions and still give the same bits. DIRECT_DOT: four products of an
- * unsigned by a signed byte are added into a 32-bit lane in one step (VNNI; plain C, which NEON builds use too); without it pairs
+ * unsigned by a signed byte (NEON: signed by signed) are added into a 32-bit lane in one step (VNNI, NEON, plain C); without it pairs
  * of products are added in 16 bits first, and int_matmul.c keeps those sums in range. */
 #ifndef HEADRACE_INT_LANES_H
 #define HEADRACE_INT_LANES_H
@@ -10,7 +10,9 @@
 
 #define UNROLL _Pragma("GCC unroll 16")
 
-#if LANES_AVX512
+#if LANES_NEON
+#include "int_neon.h"
+#elif LANES_AVX512
 #define INT_LANES 16
 typedef __m512i ints;
 typedef __m512 floats;
@@ -130,7 +132,7 @@ ALWAYS_INLINE void transpose_piece(const uint8_t *rows, size_t stride, ints out[
     out[2] = OP(unpacklo_epi64)(ab_high, cd_high);
     out[3] = OP(unpackhi_epi64)(ab_high, cd_high);
 }
-#else
+#elif !LANES_NEON
 #define INT_LANES 1
 #define DIRECT_DOT 1
 typedef int32_t ints;
@@ -187,6 +189,11 @@ ALWAYS_INLINE void transpose_piece(const uint8_t *rows, size_t stride, ints out[
         out[j] = (ints)((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24);
     }
 }
+#endif
+
+/* Signed bytes are multiplied as they are; otherwise an unsigned factor is wanted, and 128 times the sum is taken off later. */
+#ifndef SIGNED_WEIGHTS
+#define SIGNED_WEIGHTS (!DIRECT_DOT)
 #endif
 
 #endif

@@ -13,7 +13,7 @@
 #include "int_unpack.h"
 #include "lane_math.h"
 
-#define MOST_TOKENS (INT_LANES == 16 ? 8 : INT_LANES == 8 ? 4 : 2) /* at once: what the vector registers hold */
+#define MOST_TOKENS (INT_LANES == 16 ? 8 : INT_LANES > 1 ? 4 : 2) /* at once: what the vector registers hold */
 
 enum { Q4_0 = 2, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, IQ4_NL = 20, IQ4_XS = 23, MXFP4 = 39 };
 
@@ -112,8 +112,8 @@ typedef struct {
     int nibbles;   /* of blocks of 32: two values in a byte */
 } kind;
 
-/* What is still to be taken off, on this build: signed bytes are used as they are where 16 bits hold their products. */
-#define OFFSET(k) (!DIRECT_DOT && (k).is_signed ? 0 : (k).offset)
+/* What is still to be taken off, on this build. */
+#define OFFSET(k) (SIGNED_WEIGHTS && (k).is_signed ? 0 : (k).offset)
 
 /* Four columns of a token for all rows. */
 ALWAYS_INLINE ints four_columns(const int8_t *x) {
@@ -237,19 +237,36 @@ ALWAYS_INLINE void apply_32(kind k, int n, const tile *t, int lane, int num_bloc
 
 /* -- one token ---------------------------------------------------------------------------------------------------------------------
  * With one token a tile is used once, and most of the time would go into transposing it. Here 16 bytes of a row stay together, four
- * rows (two in AVX2) in a vector; only sums are transposed. The same integers come out. */
+ * rows (two in AVX2, one on NEON) in a vector; only sums are transposed. The same integers come out. */
 
 #if INT_LANES > 1
-/* The scale of a group for the rows of quarter e, in both halves of each lane. */
+/* sum + scale of a group * 16 columns (or 32, with w1) of the rows of quarter e. */
+#if LANES_NEON
+ALWAYS_INLINE ints add_one_piece(ints sum, const tile *t, int group, int lane, int e, ints w, const int8_t *x) {
+    return i_add(sum, i_mul(i_dot(i_set1(0), w, i_repeat16(x)), i_set1(t->scale[group][lane + e])));
+}
+
+ALWAYS_INLINE ints add_two_pieces(ints sum, const tile *t, int group, int lane, int e, ints w0, ints w1, const int8_t *x) {
+    ints dot = i_dot(i_dot(i_set1(0), w0, i_repeat16(x)), w1, i_repeat16(x + 16));
+    return i_add(sum, i_mul(dot, i_set1(t->scale[group][lane + e])));
+}
+#else
+/* A scale in both halves of each lane, of the rows of quarter e. */
 #define QUARTER_SCALE(t, group, lane, e) i_spread(both_halves(i_load((t)->scale[group] + (lane))), e)
 
 ALWAYS_INLINE ints both_halves(ints scale) {
     return DIRECT_DOT ? i_or(i_and(scale, i_set1(0xffff)), i_left(scale, 16)) : scale;
 }
 
-ALWAYS_INLINE ints two_pieces(ints w0, ints w1, const int8_t *x) {
-    return i_add16(i_products(w0, i_repeat16(x)), i_products(w1, i_repeat16(x + 16)));
+ALWAYS_INLINE ints add_one_piece(ints sum, const tile *t, int group, int lane, const int e, ints w, const int8_t *x) {
+    return i_pairs(sum, i_products(w, i_repeat16(x)), QUARTER_SCALE(t, group, lane, e));
 }
+
+ALWAYS_INLINE ints add_two_pieces(ints sum, const tile *t, int group, int lane, const int e, ints w0, ints w1, const int8_t *x) {
+    ints products = i_add16(i_products(w0, i_repeat16(x)), i_products(w1, i_repeat16(x + 16)));
+    return i_pairs(sum, products, QUARTER_SCALE(t, group, lane, e));
+}
+#endif
 
 /* isum of quarter e of a block of Q4_K (fifth = 0) or Q5_K (1). */
 ALWAYS_INLINE ints quarter_4_5(int fifth, const uint8_t *row, size_t stride, const tile *t, int lane, const int8_t *x, const int e) {
@@ -271,8 +288,8 @@ ALWAYS_INLINE ints quarter_4_5(int fifth, const uint8_t *row, size_t stride, con
                 high_w[i] = i_or(high_w[i], i_and(p < 2 ? i_left(high[i], 3 - 2 * p) : i_right(high[i], 2 * p - 3), one));
             }
         }
-        sum = i_pairs(sum, two_pieces(low_w[0], low_w[1], x + 64 * p), QUARTER_SCALE(t, 2 * p, lane, e));
-        sum = i_pairs(sum, two_pieces(high_w[0], high_w[1], x + 64 * p + 32), QUARTER_SCALE(t, 2 * p + 1, lane, e));
+        sum = add_two_pieces(sum, t, 2 * p, lane, e, low_w[0], low_w[1], x + 64 * p);
+        sum = add_two_pieces(sum, t, 2 * p + 1, lane, e, high_w[0], high_w[1], x + 64 * p + 32);
     }
     return sum;
 }
@@ -289,7 +306,7 @@ ALWAYS_INLINE ints quarter_6(const uint8_t *row, size_t stride, const tile *t, i
         UNROLL
         for (int i = 0; i < 4; i++) {
             int group = first + 2 * i;
-            sum = i_pairs(sum, i_products(w[i], i_repeat16(x + 16 * group)), QUARTER_SCALE(t, group, lane, e));
+            sum = add_one_piece(sum, t, group, lane, e, w[i], x + 16 * group);
         }
     }
     return sum;

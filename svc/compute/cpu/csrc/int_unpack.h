@@ -15,8 +15,7 @@ typedef struct { /* 256 columns: one block, or up to eight blocks of 32 */
 
 #define EACH_BYTE(x) i_set1((x) * 0x01010101)
 
-/* Signed values: an unsigned factor is wanted where four products are added at once, and 128 times the sum is taken off later. */
-#define SIGNED_BYTES(w) (DIRECT_DOT ? i_xor(w, i_set1((int32_t)0x80808080)) : (w))
+#define SIGNED_BYTES(w) (SIGNED_WEIGHTS ? (w) : i_xor(w, i_set1((int32_t)0x80808080)))
 
 /* A scale as `add_scaled` wants it. */
 ALWAYS_INLINE void store_scale(tile *t, int group, int lane, ints scale) {
