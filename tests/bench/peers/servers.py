@@ -86,7 +86,9 @@ class Server:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         self._began = time.perf_counter()
         command, environ = kind.command(setting, self._port), with_libraries(kind.libraries)
-        self._process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=self._log, stderr=self._log)
+        self._folder = tempfile.TemporaryDirectory()  # some leave logs where they run
+        cwd = ROOT if command[0] == sys.executable else self._folder.name
+        self._process = subprocess.Popen(command, cwd=cwd, env=environ, stdout=self._log, stderr=self._log)
 
     def __enter__(self) -> "Server":
         try:
@@ -109,6 +111,7 @@ class Server:
                 self._process.kill()
         self._process.wait()
         self._log.close()
+        self._folder.cleanup()
 
     def last_lines(self) -> str:
         self._log.seek(0)
