@@ -39,8 +39,8 @@ from svc.lifecycle import KernelProgress, Notifier, Shutdown, load_progress
 from svc.lifecycle import LoadInterruptedError as LoadInterruptedError  # raised by `load`
 from svc.log import Logger, configure_logging
 from svc.machine import available_memory_bytes
-from svc.memory.auto_budget import FREE_SHARE, resolve_budgets, weights_remark
-from svc.memory.plan import MemoryPlan, plan_memory
+from svc.memory.auto_budget import FREE_SHARE, resolve_budgets, resolve_host_budgets, weights_remark
+from svc.memory.plan import MemoryPlan, plan_memory, with_host_tier
 from svc.memory.sequence_cache import SequenceCache
 from svc.metrics import Metrics
 from svc.slots.budget import ChunkBudget
@@ -188,6 +188,8 @@ def _announce(logger: Logger, notifier: Notifier, url: str, loaded: Loaded, conf
         seats=plan.num_rows,
         kv_tokens=plan.kv_tokens,
         snapshots=plan.num_cells,
+        host_kv_tokens=plan.num_host_pages * plan.layout.page_tokens,
+        host_snapshots=plan.num_host_cells,
     )
     notifier.ready(f"serving {model_name(config)} on {url}")
 
@@ -220,11 +222,14 @@ def _plan(config: Config, opened: OpenedModel, ops: Ops) -> tuple[MemoryPlan, st
     layout = opened.config.memory_layout(config.page_tokens, config.kv_type)
     sizes = (config.max_seats, config.max_step_tokens, MAX_LOGIT_ROWS, weights_bytes)
     on_device = ops.bytes_for_caches(opened.config, layout, *sizes)
-    if on_device is not None:
-        return memory_plan(config, opened.config, on_device, 0, context_tokens, free_share=1.0), None
     available_bytes = available_memory_bytes()
+    if on_device is not None:
+        plan = memory_plan(config, opened.config, on_device, 0, context_tokens, free_share=1.0)
+        return host_tier(config, plan, available_bytes, beside_gpu=True), None
     plan = memory_plan(config, opened.config, available_bytes, weights_bytes, context_tokens)
-    return plan, weights_remark(weights_bytes=weights_bytes, caches_bytes=plan.total_bytes, available_bytes=available_bytes)
+    plan = host_tier(config, plan, max(available_bytes - plan.total_bytes, 0), beside_gpu=False)
+    caches_bytes = plan.total_bytes + plan.host_bytes
+    return plan, weights_remark(weights_bytes=weights_bytes, caches_bytes=caches_bytes, available_bytes=available_bytes)
 
 
 def read_tokenizer(opened: OpenedModel) -> Tokenizer:
@@ -305,6 +310,18 @@ def memory_plan(
     return plan_memory(
         layout, kv_bytes=kv_bytes, snapshot_bytes=snapshot_bytes, num_rows=config.max_seats, context_tokens=context_tokens
     )
+
+
+def host_tier(config: Config, plan: MemoryPlan, available_bytes: int, *, beside_gpu: bool) -> MemoryPlan:
+    """The plan with what the machine's memory keeps for the device. MemoryBudgetError says what would fit."""
+    host_kv_bytes, host_snapshot_bytes = resolve_host_budgets(
+        plan,
+        host_kv_bytes=None if config.host_kv_bytes == "auto" else config.host_kv_bytes,
+        host_snapshot_bytes=None if config.host_snapshot_bytes == "auto" else config.host_snapshot_bytes,
+        available_bytes=available_bytes,
+        beside_gpu=beside_gpu,
+    )
+    return with_host_tier(plan, host_kv_bytes=host_kv_bytes, host_snapshot_bytes=host_snapshot_bytes)
 
 
 def chat_template(config: Config, file: GgufFile, tokenizer: Tokenizer) -> ChatTemplate | None:

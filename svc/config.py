@@ -42,6 +42,7 @@ UNIT_BYTES = {
 
 PositiveSize = Annotated[int, Meta(ge=1)]
 AutoSize = PositiveSize | Literal["auto"]
+AutoOrNone = Annotated[int, Meta(ge=0)] | Literal["auto"]  # 0: none
 Kind = Literal["switch", "size", "integer", "number", "choice", "text", "list"]
 
 
@@ -134,6 +135,22 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kv_bytes: Annotated[AutoSize, Meta(description="memory for KV pages; auto: a share of what is free", extra=SIZE)] = "auto"
     snapshot_bytes: Annotated[
         AutoSize, Meta(description="memory for snapshots of recurrent state; auto: a share of what is free", extra=SIZE)
+    ] = "auto"
+    host_kv_bytes: Annotated[
+        AutoOrNone,
+        Meta(
+            description="the machine's memory for KV pages that the GPU has no room for; auto: a share of what is free, "
+            "with other devices 0",
+            extra=SIZE,
+        ),
+    ] = "auto"
+    host_snapshot_bytes: Annotated[
+        AutoOrNone,
+        Meta(
+            description="the machine's memory for snapshots that the GPU has no room for; auto: a share of what is free, "
+            "with other devices 0",
+            extra=SIZE,
+        ),
     ] = "auto"
     capture_every_tokens: Annotated[
         int, Meta(ge=0, le=2**24, description="generated tokens between two snapshots inside an answer; 0: only at its end")

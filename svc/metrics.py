@@ -128,13 +128,22 @@ def _gauges(stats: EngineStats) -> Iterator[Metric]:
         "snapshot_ring_used": ("Snapshot cells in use", cache.num_cells - cache.free_cells),
         "snapshot_ring_stranded": ("Snapshots whose pages are gone", cache.stranded_cells),
         "snapshot_ring_pinned": ("Snapshots that may not be evicted now", cache.pinned_cells),
+        "host_kv_pages_capacity": ("KV pages that the host tier holds", cache.num_host_pages),
+        "host_kv_pages_used": ("KV pages in the host tier", cache.num_host_pages - cache.free_host_pages),
+        "host_snapshots_capacity": ("Snapshots that the host tier holds", cache.num_host_cells),
+        "host_snapshots_used": ("Snapshots in the host tier", cache.num_host_cells - cache.free_host_cells),
+        "host_tier_capacity_bytes": ("Bytes of the host tier", cache.bytes_of(cache.num_host_pages, cache.num_host_cells)),
+        "host_tier_used_bytes": (
+            "Bytes in use in the host tier",
+            cache.bytes_of(cache.num_host_pages - cache.free_host_pages, cache.num_host_cells - cache.free_host_cells),
+        ),
     }
     for name, (text, value) in levels.items():
         yield GaugeMetricFamily(PREFIX + name, text, value)
 
 
 def _counters(stats: EngineStats) -> Iterator[Metric]:
-    engine, memory = stats.counters, stats.cache.counters
+    engine, memory, bytes_of = stats.counters, stats.cache.counters, stats.cache.bytes_of
     counts = {
         "prompt_tokens": ("Prompt tokens of ended answers", engine.prompt_tokens),
         "prompt_tokens_cached": ("Prompt tokens of ended answers that were not evaluated", engine.cached_tokens),
@@ -147,10 +156,19 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
         "step_seconds": ("Seconds the device worked", engine.step_s),
         "num_preemptions": ("Sequences that lost their seat for lack of pages", engine.preemptions),
         "snapshot_created": ("Snapshots published", memory.num_published),
-        "snapshot_restored": ("Snapshots copied into a seat", engine.restores),
+        "snapshot_restored": ("Snapshots copied into a seat", engine.restores + memory.rows_moved_in),
         "snapshot_evicted": ("Snapshots evicted", memory.num_evicted_snapshots),
         "snapshot_skipped": ("Snapshots wanted, but no cell was worth taking", memory.num_skipped),
         "kv_pages_evicted": ("KV pages evicted", memory.evicted_pages),
+        "host_tier_resumes": ("Sequences for which something came from the host tier", memory.num_host_resumes),
+        "host_tier_stored_bytes": (
+            "Bytes moved from the device to the host tier",
+            bytes_of(memory.pages_moved_out, memory.snapshots_moved_out),
+        ),
+        "host_tier_loaded_bytes": (
+            "Bytes moved from the host tier to the device",
+            bytes_of(memory.pages_moved_in, memory.rows_moved_in),
+        ),
     }
     for name, (text, value) in counts.items():
         yield CounterMetricFamily(PREFIX + name, text, value)

@@ -13,8 +13,8 @@ from svc.compute.opening import OpenedModel, open_configured
 from svc.compute.weights.gguf_file import GgufFile
 from svc.config import Config
 from svc.machine import available_memory_bytes
-from svc.memory.auto_budget import FREE_SHARE, resolve_budgets, weights_remark
-from svc.memory.plan import MemoryPlan, plan_memory
+from svc.memory.auto_budget import FREE_SHARE, resolve_budgets, resolve_host_budgets, weights_remark
+from svc.memory.plan import MemoryPlan, plan_memory, with_host_tier
 
 if TYPE_CHECKING:
     from svc.compute.cuda.ops import CudaOps
@@ -79,6 +79,10 @@ class MemoryReport(msgspec.Struct, frozen=True):
     kv_tokens: int
     snapshot_bytes: int
     num_snapshots: int
+    host_kv_bytes: int  # of the machine's memory, beside a device with its own
+    num_host_pages: int
+    host_snapshot_bytes: int
+    num_host_snapshots: int
     num_seats: int
     seat_bytes: int
 
@@ -140,7 +144,7 @@ def inspect_model(config: Config, available_bytes: int, gpu: "CudaOps | None" = 
     opened = open_configured(config)
     file, model, context_tokens = opened.file, opened.config, opened.context_tokens
     layout = model.memory_layout(config.page_tokens, config.kv_type)
-    weights_bytes, free_share, gpu_report = file.file_bytes, FREE_SHARE, None
+    machine_bytes, weights_bytes, free_share, gpu_report = available_bytes, file.file_bytes, FREE_SHARE, None
     if gpu is not None:
         gpu_report = _gpu_report(config, gpu, opened)
         available_bytes, weights_bytes, free_share = gpu_report.for_caches_bytes, 0, 1.0
@@ -157,6 +161,14 @@ def inspect_model(config: Config, available_bytes: int, gpu: "CudaOps | None" = 
     plan = plan_memory(
         layout, kv_bytes=kv_bytes, snapshot_bytes=snapshot_bytes, num_rows=config.max_seats, context_tokens=context_tokens
     )
+    host_kv_bytes, host_snapshot_bytes = resolve_host_budgets(
+        plan,
+        host_kv_bytes=None if config.host_kv_bytes == "auto" else config.host_kv_bytes,
+        host_snapshot_bytes=None if config.host_snapshot_bytes == "auto" else config.host_snapshot_bytes,
+        available_bytes=machine_bytes if gpu is not None else max(machine_bytes - plan.total_bytes, 0),
+        beside_gpu=gpu is not None,
+    )
+    plan = with_host_tier(plan, host_kv_bytes=host_kv_bytes, host_snapshot_bytes=host_snapshot_bytes)
     remarks = [remark.reason for remark in opened.remarks]
     too_large = weights_remark(weights_bytes=weights_bytes, caches_bytes=plan.total_bytes, available_bytes=available_bytes)
     remarks += [too_large] if too_large else []
@@ -234,6 +246,10 @@ def _memory_report(plan: MemoryPlan, context_tokens: int) -> MemoryReport:
         kv_tokens=plan.kv_tokens,
         snapshot_bytes=plan.snapshot_bytes,
         num_snapshots=plan.num_cells,
+        host_kv_bytes=plan.num_host_pages * layout.page_bytes,
+        num_host_pages=plan.num_host_pages,
+        host_snapshot_bytes=plan.num_host_cells * layout.state_bytes,
+        num_host_snapshots=plan.num_host_cells,
         num_seats=plan.num_rows,
         seat_bytes=plan.row_bytes,
     )
@@ -256,6 +272,7 @@ def render(report: Report) -> str:
         ("ctx", f"{memory.context_tokens} tokens at most in one sequence, prompt and answer together"),
         ("kv_bytes", f"{_bytes(memory.kv_bytes)}: {memory.num_pages} pages of {memory.page_tokens} = {memory.kv_tokens} tokens"),
         ("snapshot_bytes", f"{_bytes(memory.snapshot_bytes)}: {memory.num_snapshots} snapshots"),
+        ("host tier", _host_tier(memory)),
         ("max_seats", f"{memory.num_seats} sequences at once, {_bytes(memory.seat_bytes)} of live state"),
     ]
     if memory.kv_tokens < memory.context_tokens:
@@ -290,6 +307,14 @@ def _model_rows(model: ModelReport) -> list[tuple[str, str]]:
         ("vocabulary", f"{model.vocab_size} tokens ({model.pre_tokenizer or 'pre-tokenizer not named'})"),
         ("context", context),
     ]
+
+
+def _host_tier(memory: MemoryReport) -> str:
+    if not (memory.num_host_pages or memory.num_host_snapshots):
+        return "none: by itself only beside a GPU (host_kv_bytes, host_snapshot_bytes)"
+    tokens = memory.num_host_pages * memory.page_tokens
+    pages = f"{_bytes(memory.host_kv_bytes)} for {memory.num_host_pages} pages = {tokens} tokens"
+    return f"{pages}, {_bytes(memory.host_snapshot_bytes)} for {memory.num_host_snapshots} snapshots"
 
 
 def _snapshot(report: Report) -> str:

@@ -8,7 +8,16 @@ import msgspec
 
 from svc.config import BUNDLED_MODEL, BY_KEY, CONFIG_FILE_VARIABLE, OPTIONS, Config, Option, load_config
 
-MEMORY_KEYS = ("ctx", "kv_type", "page_tokens", "kv_bytes", "snapshot_bytes", "max_seats")
+MEMORY_KEYS = (
+    "ctx",
+    "kv_type",
+    "page_tokens",
+    "kv_bytes",
+    "snapshot_bytes",
+    "host_kv_bytes",
+    "host_snapshot_bytes",
+    "max_seats",
+)
 METADATA_KEYS = (
     "override_kv",
     "rope_scaling",

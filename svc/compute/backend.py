@@ -2,6 +2,7 @@
 
 A backend runs a batch in this fixed order:
 
+0. move pages and states between device and host (`moves`), one after the other,
 1. copy pages (`copies`),
 2. save live rows into snapshot cells (`saves`) - for states that already stand in a row: end of an answer, a cancel,
 3. start rows: set to zero (`zero_rows`) or copy from a snapshot (`restores`),
@@ -16,6 +17,11 @@ A step may be submitted before the one submitted just before it has ended (`Step
 one samples: PENDING stands for it. Steps take effect in the order of submission. When the pending token ends its answer (it is
 among `Sample.stops`) or is not finite, the piece is skipped: row, pages and hidden row stay as they are, and what is sampled from
 that row means nothing. When the earlier step fails, the later one is refused or its effects are worth nothing.
+
+Moves may take longer than the step they come with: `StepResult.moves_over` says how far they are. They are made in order, those
+of one step behind those of the step before; they read what earlier steps have written; and neither this step nor a later one
+writes a place that an unfinished move reads or writes before that move is over - which is the backend's affair. Whatever a move
+brings to the device is read by no step planned before it was over: that is the affair of `memory/` and `slots`.
 """
 
 from collections.abc import Sequence
@@ -26,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.sampling.params import SamplingParams
+from svc.memory.moves import Move
 from svc.memory.plan import MemoryPlan
 
 PENDING = -1
@@ -110,6 +117,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
+    moves: Sequence[Move] = ()
+    moves_before: int = 0  # how many moves all earlier batches had together
+    await_moves: bool = False  # the step ends only when its moves and all before them are over
     copies: Sequence[PageCopy] = ()
     saves: Sequence[RowCell] = ()
     zero_rows: Sequence[int] = ()
@@ -143,6 +153,7 @@ class StepResult:
     captured: tuple[int, ...]  # cells written, by saves and captures; may be published now
     duration_s: float
     scores: tuple[float, ...] = ()  # aligned with StepBatch.scores: log probabilities; NaN where logits were not finite
+    moves_over: int = 0  # the first so many moves of all batches are done
 
 
 class Submitted(Protocol):

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.backend import Sample, Sampled
+from svc.compute.backend import Sample, Sampled, StepBatch
 from svc.compute.layers.attention import AttentionWeights
 from svc.compute.layers.delta import DeltaWeights
 from svc.compute.layers.dense_ffn import DenseFfnWeights
@@ -38,6 +38,8 @@ class Caches(Protocol):
     kv: Array  # [num_pages, page_elements], kv_type
     rows: Array  # [num_rows, state_elements] float32
     cells: Array  # [num_cells, state_elements] float32
+    host_kv: Array  # [num_host_pages, page_elements], kv_type: in the machine's memory, like the next
+    host_cells: Array  # [num_host_cells, state_elements] float32
 
 
 class Ops(Protocol):
@@ -83,6 +85,13 @@ class Ops(Protocol):
         """-> what waits until everything asked for up to this call is done. At most the two latest marks are waited for."""
 
     # -- cache traffic ----------------------------------------------------------------------------------------------------------
+    def move(self, caches: Caches, batch: StepBatch) -> None:
+        """Before all else of a step, where the plan has a host tier: begins `batch.moves`, and sees to it that what the step
+        writes from now on is not written under a move that is not over (compute/backend.py)."""
+
+    def moves_over(self, *, all_of_them: bool) -> int:
+        """How many moves of all batches are over by now; `all_of_them`: waits for all that have begun."""
+
     def copy_pages(self, caches: Caches, pairs: NDArray[np.int32]) -> None:
         """pairs [n, 2]: (source, target) pages."""
 

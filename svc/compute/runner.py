@@ -22,6 +22,7 @@ from svc.compute.pending import has_pending_history, resolve
 from svc.compute.step_inputs import StepInputs, build_step_inputs, pairs
 from svc.compute.weights.gguf_file import GgufFile
 from svc.compute.weights.tensors import WeightSource
+from svc.memory.moves import MoveKind
 from svc.memory.plan import MemoryPlan
 
 __all__ = ["ModelRunner", "load_model", "open_model"]
@@ -125,7 +126,8 @@ class ModelRunner:
                 raise
             now = self._clock()
             begun, self._idle_since = max(started, self._idle_since), now  # it may have waited for the step before
-            return StepResult(tuple(samples), captured, now - begun, scores)
+            moves_over = self._ops.moves_over(all_of_them=batch.await_moves) if self.plan.host_tier else 0
+            return StepResult(tuple(samples), captured, now - begun, scores, moves_over)
 
         return collect
 
@@ -139,8 +141,10 @@ class ModelRunner:
         self._ops.close()
 
     def _prepare_memory(self, batch: StepBatch) -> None:
-        """Copies, then saves, then the rows that start: a seat can be saved, given away and filled again in one step."""
+        """Moves, copies, then saves, then the rows that start: a seat can be saved, given away and filled again in one step."""
         ops, caches = self._ops, self._caches
+        if self.plan.host_tier:
+            ops.move(caches, batch)
         if batch.copies:
             ops.copy_pages(caches, pairs([(copy.source, copy.target) for copy in batch.copies]))
         if batch.saves:
@@ -196,9 +200,23 @@ def _token_before(score: Score, batch: StepBatch, inputs: StepInputs) -> int:
     return int(inputs.cu_seqlens[score.piece]) + score.position - 1 - batch.pieces[score.piece].start
 
 
+def _ends(plan: MemoryPlan) -> dict[MoveKind, tuple[int, int]]:
+    """How many places there are for each kind of move to come from and go to."""
+    return {
+        MoveKind.PAGE_OUT: (plan.num_pages, plan.num_host_pages),
+        MoveKind.PAGE_IN: (plan.num_host_pages, plan.num_pages),
+        MoveKind.CELL_OUT: (plan.num_cells, plan.num_host_cells),
+        MoveKind.ROW_IN: (plan.num_host_cells, plan.num_rows),
+    }
+
+
 def check_batch(batch: StepBatch, plan: MemoryPlan, max_step_tokens: int, vocab_size: int) -> None:
     """Asserts what `slots` and `memory` owe a backend: a wrong number here would write into another request's memory."""
     assert batch.num_tokens <= max_step_tokens, f"{batch.num_tokens} tokens in a step of at most {max_step_tokens}"
+    for between in batch.moves:
+        sources, targets = _ends(plan)[between.kind]
+        assert 0 <= between.source < sources, between
+        assert 0 <= between.target < targets, between
     for copy in batch.copies:
         assert 0 <= copy.source < plan.num_pages, copy
         assert 0 <= copy.target < plan.num_pages, copy

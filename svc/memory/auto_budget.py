@@ -1,13 +1,16 @@
-"""Budgets for `kv_bytes = "auto"` and `snapshot_bytes = "auto"`: a share of the memory that is free, and no more than is useful."""
+"""Automatic budgets of the device's tier and the host's: a share of the memory that is free, and no more than is useful."""
 
 from svc.config import format_size
 from svc.errors import MemoryBudgetError
 from svc.memory.layout import MemoryLayout
+from svc.memory.plan import MemoryPlan
 
 FREE_SHARE = 0.5  # of what is free after the weights: the rest is left to the system and to what runs beside us
 KV_SHARE = 0.6  # of that, where both budgets are auto and both are needed
 USEFUL_CONTEXTS_PER_SEAT = 4  # conversations kept whole for each one that is running
 USEFUL_CELLS_PER_SEAT = 64
+HOST_SHARE = 0.25  # of the machine's free memory: pinned memory is lost to everything else
+USEFUL_HOST_TIERS = 4  # times what the device has: what has not been used for longer seldom comes back
 MIB = 2**20
 
 
@@ -67,6 +70,35 @@ def resolve_budgets(
         needed = format_size(-(-total // MIB) * MIB)
         raise MemoryBudgetError(f"{what} need {needed} but {_rounded(limit_bytes)} are free{place}: {remedy}")
     return kv, snapshots
+
+
+def resolve_host_budgets(
+    plan: MemoryPlan, *, host_kv_bytes: int | None, host_snapshot_bytes: int | None, available_bytes: int, beside_gpu: bool
+) -> tuple[int, int]:
+    """(host_kv_bytes, host_snapshot_bytes) for `with_host_tier`. None asks for an automatic budget: 0 unless `beside_gpu`.
+
+    `available_bytes` is the machine's free memory, without what the device takes of it. Automatic budgets keep the proportion of
+    the device's. MemoryBudgetError when those given are more than is free.
+    """
+    given_bytes = (host_kv_bytes or 0) + (host_snapshot_bytes or 0)
+    if given_bytes > available_bytes:
+        named = {"host_kv_bytes": host_kv_bytes, "host_snapshot_bytes": host_snapshot_bytes}
+        settings = [f"{key}={format_size(size)}" for key, size in named.items() if size]
+        limit = f"{' and '.join(key for key, size in named.items() if size)} can be at most"
+        raise MemoryBudgetError(
+            f"{' and '.join(settings)} need {format_size(given_bytes)} of the machine's memory, but {_rounded(available_bytes)} "
+            f"are free: {limit} {_rounded(available_bytes)}{' together' if len(settings) > 1 else ''}"
+        )
+    if not beside_gpu:
+        return host_kv_bytes or 0, host_snapshot_bytes or 0
+    share = max(int(HOST_SHARE * available_bytes) - given_bytes, 0)
+    automatic = (plan.kv_bytes if host_kv_bytes is None else 0) + (plan.snapshot_bytes if host_snapshot_bytes is None else 0)
+    times = min(USEFUL_HOST_TIERS, share / max(automatic, 1))
+    kv = int(times * plan.kv_bytes) if host_kv_bytes is None else host_kv_bytes
+    snapshots = int(times * plan.snapshot_bytes) if host_snapshot_bytes is None else host_snapshot_bytes
+    # Of an automatic budget, what holds nothing is none.
+    kv = 0 if host_kv_bytes is None and kv < plan.layout.page_bytes else kv
+    return kv, 0 if host_snapshot_bytes is None and snapshots < plan.layout.state_bytes else snapshots
 
 
 def _what_fits(

@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 class BlockTable:
     """Page of position p is `pages[p // page_tokens]`. Grows at the end; owned by one lease."""
 
-    def __init__(self, page_tokens: int, pages: Sequence[int] = ()) -> None:
+    def __init__(self, page_tokens: int, pages: Sequence[int] = (), places: NDArray[np.int32] | None = None) -> None:
+        """`places[page]`: where on the device a page stands, the pool's own array; None: at its own number."""
         self.page_tokens = page_tokens
+        self._places = places
         self._buffer = np.zeros(max(16, 2 * len(pages)), dtype=np.int32)
         self._buffer[: len(pages)] = pages
         self._length = len(pages)
@@ -48,7 +50,9 @@ class BlockTable:
         self._buffer[index] = page
 
     def array(self, end: int) -> NDArray[np.int32]:
-        """Pages covering positions [0, end), int32 `[ceil(end / page_tokens)]`: a copy, safe to hand to the compute thread."""
+        """Places on the device of the pages covering positions [0, end), int32 `[ceil(end / page_tokens)]`: a copy, safe to hand
+        to the compute thread."""
         count = -(-end // self.page_tokens)
         assert count <= self._length, f"positions up to {end} have no page in {self!r}"
-        return self._buffer[:count].copy()
+        pages = self._buffer[:count]
+        return pages.copy() if self._places is None else self._places[pages]

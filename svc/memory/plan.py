@@ -1,6 +1,6 @@
 """From budgets in bytes to counts of pages, rows and cells; refuses budgets that cannot work, saying what would fit."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from svc.config import format_size
 from svc.errors import MemoryBudgetError
@@ -15,6 +15,16 @@ class MemoryPlan:
     num_pages: int
     num_rows: int  # seats: sequences that can be live at once
     num_cells: int  # snapshots that can be kept
+    num_host_pages: int = 0  # beside the device: what has no room there is kept here
+    num_host_cells: int = 0
+
+    @property
+    def host_tier(self) -> bool:
+        return self.num_host_pages > 0 or self.num_host_cells > 0
+
+    @property
+    def host_bytes(self) -> int:
+        return self.num_host_pages * self.layout.page_bytes + self.num_host_cells * self.layout.state_bytes
 
     @property
     def kv_bytes(self) -> int:
@@ -30,6 +40,7 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
+        """On the device."""
         return self.kv_bytes + self.row_bytes + self.snapshot_bytes
 
     @property
@@ -38,7 +49,7 @@ class MemoryPlan:
 
 
 def plan_memory(layout: MemoryLayout, *, kv_bytes: int, snapshot_bytes: int, num_rows: int, context_tokens: int) -> MemoryPlan:
-    """Divides budgets (bytes) into whole pages and cells.
+    """Divides budgets (bytes) into whole pages and cells of the device.
 
     Raises MemoryBudgetError when the KV budget holds less than one page per seat or the snapshot budget less than one cell per
     seat; the message gives the smallest budget that would do. A KV budget below `context_tokens` is allowed (prompts are then
@@ -61,3 +72,18 @@ def plan_memory(layout: MemoryLayout, *, kv_bytes: int, snapshot_bytes: int, num
             f"too few for {num_rows} seats: give at least {format_size(need)}, or fewer seats"
         )
     return MemoryPlan(layout=layout, num_pages=num_pages, num_rows=num_rows, num_cells=num_cells)
+
+
+def with_host_tier(plan: MemoryPlan, *, host_kv_bytes: int, host_snapshot_bytes: int) -> MemoryPlan:
+    """The plan with budgets (bytes, 0: none) for what has no room on the device. MemoryBudgetError when one holds nothing."""
+    budgets = (
+        ("host_kv_bytes", host_kv_bytes, "page", plan.layout.page_bytes),
+        ("host_snapshot_bytes", host_snapshot_bytes, "snapshot", plan.layout.state_bytes),
+    )
+    for key, size, what, each in budgets:
+        if 0 < size < each:
+            raise MemoryBudgetError(
+                f"{key}={format_size(size)} holds no {what} of {each} bytes: give at least {format_size(each)}, or 0 for none"
+            )
+    num_pages, num_cells = (size // each if each else 0 for _, size, _, each in budgets)
+    return replace(plan, num_host_pages=num_pages, num_host_cells=num_cells)

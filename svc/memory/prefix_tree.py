@@ -7,6 +7,9 @@ the page) and two branches can leave from mid-page (each has its own page, with 
 
 In a hybrid model a node is worth keeping only for a snapshot at its end or below it; in an attention-only model every claim is.
 Nodes that are neither a branch nor the place of a snapshot are merged with their child, so that the tree stays small.
+
+Where pages and snapshots stand (tiers.py) is nothing to the shape of the tree. Pages leave the device from the ends of the tree
+backwards: `Node.resident` remembers how far that has come.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,6 +46,7 @@ class Node:
     cell: int | None  # snapshot of the state after `end` tokens
     last_use: float  # seconds, on the caller's clock
     leaf_index: int  # where it stands in PrefixTree.leaves, -1 for inner nodes
+    resident: int  # leading claims that may still be on the device; a claim behind can be too, if a neighbour shares it
 
     @property
     def end(self) -> int:
@@ -85,9 +89,10 @@ class PrefixTree:
         self._pool = pool
         self._ring = ring
         self._page_tokens = pool.page_tokens
-        self._root = Node(None, 0, np.zeros(0, np.int32), [], {}, None, 0.0, -1)
+        self._root = Node(None, 0, np.zeros(0, np.int32), [], {}, None, 0.0, -1, 0)
         self._node_of_cell: dict[int, Node] = {}
         self._hand = 0
+        self._host_hand = 0
 
     def __repr__(self) -> str:
         return f"PrefixTree({len(self.leaves)} leaves, {len(self._node_of_cell)} snapshots)"
@@ -206,6 +211,7 @@ class PrefixTree:
         leaf.tokens = leaf.tokens[: end - leaf.start].copy()
         self._pool.unclaim(leaf.pages[keep:])
         del leaf.pages[keep:]
+        leaf.resident = min(leaf.resident, keep)
         return cell
 
     def find_cheap_leaf(self, now: float, *, idle_only: bool) -> tuple[Node | None, int]:
@@ -221,12 +227,79 @@ class PrefixTree:
                 return None
             if idle_only and self._pool.is_held(leaf.pages[-1]):
                 return None
-            shallower = self.shallower_snapshot(leaf) if self.hybrid else leaf.start
-            return worth(leaf.end, shallower, now - leaf.last_use) / len(leaf.pages)
+            return self._worth_per_page(leaf, now)
 
         index, _, looked = sweep(self._hand, len(self.leaves), leaf_worth)
         self._hand = (self._hand + looked) % max(len(self.leaves), 1)
         return (None if index is None else self.leaves[index]), looked
+
+    def find_cheap_host_leaf(self, now: float) -> tuple[Node | None, int]:
+        """The same among the leaves whose end stands on the host: what is dropped where the host tier is full."""
+
+        def leaf_worth(index: int) -> float | None:
+            leaf = self.leaves[index]
+            if leaf.cell is not None and self._ring.is_pinned(leaf.cell):
+                return None
+            if not self._pool.on_host(leaf.pages[-1]) or self._pool.is_held(leaf.pages[-1]):
+                return None
+            return self._worth_per_page(leaf, now)
+
+        index, _, looked = sweep(self._host_hand, len(self.leaves), leaf_worth)
+        self._host_hand = (self._host_hand + looked) % max(len(self.leaves), 1)
+        return (None if index is None else self.leaves[index]), looked
+
+    # -- leaving the device and coming back -------------------------------------------------------------------------------------
+    def find_cheap_on_device(self, now: float) -> tuple[Node | None, int]:
+        """Moves the hand on and returns, of the nodes at the ends of what stands on the device, the one worth least per page.
+
+        Those whose last page there is held stay.
+        """
+
+        def edge_worth(index: int) -> float | None:
+            node = self._device_edge(self.leaves[index])
+            if node is None or self._pool.is_held(node.pages[node.resident - 1]):
+                return None
+            return self._worth_per_page(node, now)
+
+        index, _, looked = sweep(self._hand, len(self.leaves), edge_worth)
+        self._hand = (self._hand + looked) % max(len(self.leaves), 1)
+        return (None if index is None else self._device_edge(self.leaves[index])), looked
+
+    def take_off_device(self, node: Node, num_pages: int) -> list[int]:
+        """The last pages of the node that stand on the device and that nobody holds, at most `num_pages`: the caller moves them."""
+        pages: list[int] = []
+        while node.resident and len(pages) < num_pages:
+            page = node.pages[node.resident - 1]
+            if not self._pool.on_host(page):
+                if self._pool.is_held(page):
+                    break
+                pages.append(page)
+            node.resident -= 1
+        if not node.resident and node.parent is not None:
+            # What is used below a node uses its pages too; from now on it answers for them alone.
+            node.parent.last_use = max(node.parent.last_use, node.last_use)
+        return pages
+
+    def back_on_device(self, walk: Walk, position: int) -> None:
+        """The pages of the walk up to `position` stand on the device again."""
+        for node in walk.path:
+            claims = -(-min(position, node.end) // self._page_tokens) - node.start // self._page_tokens
+            node.resident = max(node.resident, claims)
+
+    def _device_edge(self, leaf: Node) -> Node | None:
+        """The deepest node from the leaf upwards that has pages on the device."""
+        node: Node | None = leaf
+        while node is not None:
+            while node.resident and self._pool.on_host(node.pages[node.resident - 1]):
+                node.resident -= 1
+            if node.resident:
+                return node
+            node = node.parent
+        return None
+
+    def _worth_per_page(self, node: Node, now: float) -> float:
+        shallower = self.shallower_snapshot(node) if self.hybrid else node.start
+        return worth(node.end, shallower, now - node.last_use) / len(node.pages)
 
     def snapshot_worth(self, cell: int, now: float) -> float:
         """What a published cell is worth (see eviction.py). Attention-only: it saves one token wherever it stands."""
@@ -262,6 +335,7 @@ class PrefixTree:
         assert parent.children.get(int(node.tokens[0])) is node, f"{node!r} is not found under its first token"
         tiles = range(node.start // size, -(-node.end // size))
         assert len(node.pages) == len(tiles), f"{node!r} claims {len(node.pages)} pages for {len(tiles)} tiles"
+        assert 0 <= node.resident <= len(tiles), f"{node!r} has {node.resident} of {len(tiles)} pages on the device"
         for tile, page in zip(tiles, node.pages, strict=True):
             rows = min(node.end - tile * size, size)
             assert self._pool.sealed_rows(page) >= rows, f"{node!r} claims {rows} rows of page {page}, which are not sealed"
@@ -279,7 +353,7 @@ class PrefixTree:
         first = start // size
         claimed = list(pages[first : -(-end // size)])
         assert len(claimed) == -(-end // size) - first, f"{len(pages)} pages do not cover {end} tokens"
-        leaf = Node(base, start, tokens[start:].copy(), claimed, {}, None, now, -1)
+        leaf = Node(base, start, tokens[start:].copy(), claimed, {}, None, now, -1, len(claimed))
         self._pool.claim(claimed)
         for tile, page in enumerate(claimed, start=first):
             self._pool.seal(page, min(end - tile * size, size))
@@ -299,10 +373,12 @@ class PrefixTree:
         lower_pages = node.pages[position // size - first :]
         if position % size:
             self._pool.claim(lower_pages[:1])
-        upper = Node(parent, node.start, node.tokens[:offset].copy(), upper_pages, {}, None, node.last_use, -1)
+        resident = min(node.resident, len(upper_pages))
+        upper = Node(parent, node.start, node.tokens[:offset].copy(), upper_pages, {}, None, node.last_use, -1, resident)
         parent.children[int(upper.tokens[0])] = upper
         upper.children[int(node.tokens[offset])] = node
         node.parent, node.start, node.tokens, node.pages = upper, position, node.tokens[offset:].copy(), lower_pages
+        node.resident = max(node.resident - (position // size - first), 0)
         return upper
 
     def _tidy(self, node: Node) -> None:
@@ -322,6 +398,7 @@ class PrefixTree:
         self._pool.unclaim(node.pages[shared:])
         assert node.parent is not None, "the root is never merged"
         node.parent.children[int(node.tokens[0])] = child
+        child.resident = shared + child.resident if child.resident else min(node.resident, shared)
         child.pages = node.pages[:shared] + child.pages
         child.tokens = np.concatenate([node.tokens, child.tokens])
         child.parent, child.start = node.parent, node.start

@@ -4,6 +4,7 @@ Owner of all of them. Life of one sequence:
 
     resume = cache.match(tokens, now)            where can it go on?
     lease = cache.open(tokens, resume, now)      a seat, the shared pages, the snapshot pinned
+    cache.ready(lease)                           before its first step: what it resumes from has arrived from the host
     cache.start_cell(lease)                      restore this cell into lease.row in its first step (None: zero the row)
     cache.extend(lease, end, now)                before every step: pages for the positions it writes
     cache.take_copies(lease)                     after extend: page copies that the same step must make first
@@ -12,59 +13,35 @@ Owner of all of them. Life of one sequence:
     cache.publish(ref, tokens, lease, now)       after the step that wrote the cell
     cache.close(lease, tokens, valid, now)       however it ends
 
+    cache.take_moves()                           for every step: what it must copy between device and host
+    cache.moves_over(count), .moves_failed()     after it
+
 Steps run on the device in the order they were planned. So a page or cell given back may be handed out at once, although a step
-under way still writes it: its next owner's writes come later.
+under way still writes it: its next owner's writes come later. Moves keep to the same order (moves.py), so that what has been moved
+to the host can be matched at once, although it may still be on its way: whatever fetches it comes behind.
+
+With a host tier (plan.num_host_pages, plan.num_host_cells) what is evicted from the device moves there, and the least worth of
+what stands there is lost. A resume point may stand on the host, whole or in part: `open` then takes places on the device for its
+pages, and its snapshot goes straight from the host into the live row.
 
 Token ids are passed as int32 arrays or any sequence of ints; arrays are not converted and so cost less. Nothing here keeps them.
 """
 
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from svc.memory.block_table import BlockTable
-from svc.memory.eviction import worth
+from svc.memory.evictor import Evictor
+from svc.memory.lease import COLD, Lease, ResumePoint
+from svc.memory.moves import Move, MoveKind, MoveQueue
 from svc.memory.page_pool import PagePool
 from svc.memory.plan import MemoryPlan
-from svc.memory.prefix_tree import PrefixTree, TokenIds, token_array
+from svc.memory.prefix_tree import PrefixTree, TokenIds, Walk, token_array
 from svc.memory.snapshot_ring import CellState, SnapshotRef, SnapshotRing, StaleSnapshotError
 from svc.memory.state_rows import StateRows
 from svc.memory.stats import CacheStats, Counters
 
 __all__ = ["COLD", "Lease", "ResumePoint", "SequenceCache", "SnapshotRef", "StaleSnapshotError", "TokenIds"]
-
-
-@dataclass(frozen=True, slots=True)
-class ResumePoint:
-    """Where a sequence can go on."""
-
-    position: int  # tokens already known: all their pages, and the snapshot where one is needed
-    snapshot: SnapshotRef | None  # None only at position 0, and in an attention-only model short of the last token
-    matched_tokens: int  # longest prefix the tree knows (>= position): where the sequence branches off
-
-
-COLD = ResumePoint(position=0, snapshot=None, matched_tokens=0)
-"""Start from nothing (`use_cache` off)."""
-
-
-@dataclass(eq=False, slots=True)
-class Lease:
-    """One seated sequence's hold on the memory. Read `row`, `start` and `table`; the rest is SequenceCache's."""
-
-    row: int
-    start: int  # position it resumed at
-    table: BlockTable
-    serial: int  # its name as a writer of pages
-    shared_page: int | None  # index of the partial page it has yet to copy or take over, before it first writes
-    snapshot: SnapshotRef | None  # pinned until the restore is done
-    restored: bool = False
-    closed: bool = False
-    new_copies: list[tuple[int, int]] = field(default_factory=list)  # not yet given out
-    copy_sources: list[int] = field(default_factory=list)  # held until the copy is done
-    reserved: dict[int, SnapshotRef] = field(default_factory=dict)  # by position
-    trail: list[SnapshotRef] = field(default_factory=list)  # what it resumed from and what it has published
-
-    def __repr__(self) -> str:
-        return f"Lease({self.serial}, row {self.row}, from {self.start}, {self.table!r}{', closed' if self.closed else ''})"
 
 
 class SequenceCache:
@@ -73,15 +50,18 @@ class SequenceCache:
     def __init__(self, plan: MemoryPlan) -> None:
         self.plan = plan
         self._hybrid = plan.layout.hybrid
-        self._pool = PagePool(plan.num_pages, plan.layout.page_tokens)
+        self._pool = PagePool(plan.num_pages, plan.layout.page_tokens, plan.num_host_pages)
         self._rows = StateRows(plan.num_rows)
-        self._ring = SnapshotRing(plan.num_cells)
+        self._ring = SnapshotRing(plan.num_cells, plan.num_host_cells)
+        self._moves = MoveQueue()
+        self._arriving: dict[int, int] = {}  # page -> number of the move that brings it to the device
         self._tree = PrefixTree(self._pool, self._ring, hybrid=self._hybrid)
         self._leases: dict[int, Lease] = {}  # by serial
         self._writer_of: dict[int, Lease] = {}  # cell reserved -> lease
         self._pinned_pages: dict[int, list[int]] = {}  # cell published and pinned -> claims on its path, held with it
         self._serials = itertools.count(1)
         self._counters = Counters()
+        self._evictor = Evictor(self._pool, self._ring, self._tree, self._moves, self._counters)
 
     def __repr__(self) -> str:
         return f"SequenceCache({len(self._leases)} leases, {self._pool!r}, {self._ring!r}, {self._tree!r})"
@@ -91,7 +71,7 @@ class SequenceCache:
         """Deepest point at which `tokens` can go on. Changes nothing (`now` is not used: being used is what `open` notes).
 
         Hybrid: the deepest published snapshot on the path. Attention-only: the whole common prefix, except that the last token is
-        evaluated anew when no snapshot (of its hidden row) stands at exactly len(tokens).
+        evaluated anew when no snapshot (of its hidden row) stands at exactly len(tokens). Either tier is as good.
         """
         walk = self._tree.walk(token_array(tokens))
         node = self._tree.deepest_snapshot(walk)
@@ -102,7 +82,8 @@ class SequenceCache:
         return ResumePoint(max(position, 0), snapshot, walk.matched)
 
     def open(self, tokens: TokenIds, resume: ResumePoint, now: float) -> Lease | None:
-        """Takes a seat, holds the shared pages and pins the snapshot; None (and nothing changed) when no seat is free.
+        """Takes a seat, holds the shared pages and pins the snapshot; None (and nothing held) when no seat is free, or no room on
+        the device for the pages that have to come from the host.
 
         Raises StaleSnapshotError when `resume` is no longer true; match again. Matching and opening without anything between is
         always right.
@@ -121,29 +102,44 @@ class SequenceCache:
         size = self._pool.page_tokens
         pages = walk.pages(resume.position, size)
         self._pool.hold(pages)
+        if resume.snapshot is not None:
+            self.pin(resume.snapshot)
+        absent = [page for page in pages if self._pool.on_host(page)] if self.plan.num_host_pages else []
+        if absent and not self._evictor.make_room(len(absent), now):
+            self._pool.release(pages)
+            if resume.snapshot is not None:
+                self.unpin(resume.snapshot)
+            self._rows.give_back(row)
+            return None
         shared = resume.position // size if resume.position % size else None
-        table = BlockTable(size, pages)
+        table = BlockTable(size, pages, self._pool.places)
         lease = Lease(row, resume.position, table, next(self._serials), shared, resume.snapshot)
         self._leases[lease.serial] = lease
         if resume.snapshot is not None and node is not None:
-            self.pin(resume.snapshot)
             lease.trail.append(resume.snapshot)
             node.last_use = max(node.last_use, now)
         if not self._hybrid:
             self._tree.touch(walk, now)
+        self._fetch(lease, absent, walk)
         self._counters.num_opened += 1
         self._counters.num_resumed += resume.position > 0
         self._counters.resumed_tokens += resume.position
         return lease
 
+    def ready(self, lease: Lease) -> bool:
+        """Whether all that the lease resumes from stands on the device, so that a step may read it."""
+        return lease.ready_after <= self._moves.num_over
+
     def start_cell(self, lease: Lease) -> int | None:
-        """The cell to restore into the lease's row in its first step; None: set the row to zero (also for attention-only).
+        """Place of the cell to restore into the lease's row in its first step; None: set the row to zero (also for
+        attention-only), unless it `row_comes` from the host and is left alone.
 
         Ask before `started`: afterwards the cell may hold something else.
         """
         assert not lease.closed, f"{lease!r} is closed"
         assert not lease.restored, f"{lease!r} has started already"
-        return None if lease.snapshot is None else lease.snapshot.cell
+        assert self.ready(lease), f"{lease!r} starts before its memory has arrived"
+        return None if lease.snapshot is None or lease.row_comes else self._ring.device_place(lease.snapshot)
 
     # -- writing --------------------------------------------------------------------------------------------------------------
     def extend(self, lease: Lease, end: int, now: float) -> bool:
@@ -160,7 +156,7 @@ class SequenceCache:
         copies = index is not None and not self._pool.can_take_over(
             lease.table.page_at(index), lease.start % self._pool.page_tokens
         )
-        if not self._make_room(wanted + copies, now):
+        if not self._evictor.make_room(wanted + copies, now):
             return False
         if index is not None:
             self._own_page(lease, index, copy=copies)
@@ -200,7 +196,8 @@ class SequenceCache:
         shallower = node.end if node is not None else 0
         if shallower == position:
             return None
-        ref = self._ring.reserve(position) or self._reserve_by_eviction(lease, position, shallower, now)
+        own = (reserved for reserved in lease.reserved if reserved < position)
+        ref = self._ring.reserve(position) or self._evictor.take_cell(position, max(shallower, *own, 0), now)
         if ref is None:
             self._counters.num_skipped += 1
             return None
@@ -246,8 +243,12 @@ class SequenceCache:
             self.clear()
         for ref in lease.trail:
             if self._ring.is_published(ref):
-                self._give_up_cell(self._tree.detach(self._tree.node_of_cell(ref.cell)))
+                self._evictor.give_up_cell(self._tree.detach(self._tree.node_of_cell(ref.cell)))
         lease.trail.clear()
+
+    def device_cell(self, ref: SnapshotRef) -> int:
+        """Place on the device of a reserved cell: what a step writes."""
+        return self._ring.device_place(ref)
 
     def position(self, ref: SnapshotRef) -> int:
         """How many tokens the state in that cell stands behind."""
@@ -306,7 +307,25 @@ class SequenceCache:
     def clear(self) -> None:
         """Forgets everything that can be matched. Live leases, reserved cells and pins go on; pinned cells are only set aside."""
         while self._tree.leaves:
-            self._give_up_cell(self._tree.drop_leaf(self._tree.leaves[-1]))
+            self._evictor.give_up_cell(self._tree.drop_leaf(self._tree.leaves[-1]))
+
+    # -- between the tiers ----------------------------------------------------------------------------------------------------
+    def take_moves(self) -> tuple[int, tuple[Move, ...]]:
+        """(how many moves earlier steps were given, what the next step has to copy before all else, in order)."""
+        before = self._moves.num_given_out
+        return before, self._moves.take()
+
+    def moves_over(self, count: int) -> None:
+        """The first `count` moves ever taken are done."""
+        self._moves.over(count)
+        self._arriving = {page: number for page, number in self._arriving.items() if number > count}
+
+    def moves_failed(self) -> None:
+        """A step failed. If moves were under way, what they carried cannot be trusted, and nothing known so far is matched any
+        more. Close the leases that are not `ready` before: what they wait for may never arrive."""
+        if self._moves.num_under_way:
+            self.moves_over(self._moves.num_given_out)
+            self.clear()
 
     # -- asking ---------------------------------------------------------------------------------------------------------------
     def free_pages_possible(self) -> int:
@@ -339,6 +358,12 @@ class SequenceCache:
             published_cells=ring.count(CellState.PUBLISHED),
             stranded_cells=ring.count(CellState.STRANDED),
             pinned_cells=ring.num_pinned,
+            num_host_pages=pool.num_host_pages,
+            free_host_pages=pool.num_free_on_host,
+            num_host_cells=ring.num_host_cells,
+            free_host_cells=ring.num_free_on_host,
+            page_bytes=self.plan.layout.page_bytes,
+            state_bytes=self.plan.layout.state_bytes,
             num_nodes=sum(1 for _ in self._tree.nodes()),
             counters=replace(self._counters),
         )
@@ -358,6 +383,7 @@ class SequenceCache:
                 assert self._ring.state(ref) is CellState.RESERVED, f"{ref} of {lease!r} is {self._ring.state(ref).value}"
                 reserved[ref.cell] = lease
             for page in lease.table.pages:
+                assert not self._pool.on_host(page), f"page {page} of {lease!r} stands on the host"
                 writer = self._pool.writer(page)
                 assert writer == lease.serial or writer in self._leases or writer < 0, (
                     f"page {page} has the writer {writer}, who left"
@@ -383,52 +409,23 @@ class SequenceCache:
         target = self._pool.allocate(lease.serial)
         lease.table.replace(index, target)
         lease.copy_sources.append(page)  # the table's hold on it becomes the copy's
-        lease.new_copies.append((page, target))
+        lease.new_copies.append((self._pool.device_place(page), self._pool.device_place(target)))
         self._counters.num_page_copies += 1
 
-    def _make_room(self, count: int, now: float) -> bool:
-        """At least `count` free pages, evicting leaves; False when that cannot be."""
-        if self._pool.num_available < count:
-            return False
-        while self._pool.num_free < count:
-            self._evict_leaf(count - self._pool.num_free, now)
-        return True
-
-    def _evict_leaf(self, num_pages: int, now: float) -> None:
-        leaf, looked = self._tree.find_cheap_leaf(now, idle_only=True)
-        if leaf is None:
-            # What is cached stands above leaves that live leases still hold: their claims go first.
-            leaf, more = self._tree.find_cheap_leaf(now, idle_only=False)
-            looked += more
-        self._counters.num_candidates += looked
-        assert leaf is not None, f"no leaf to evict, yet {self._pool!r}"
-        before = len(leaf.pages)
-        if self._hybrid:
-            cell = self._tree.drop_leaf(leaf)
-            self._counters.evicted_pages += before
-        else:
-            cell = self._tree.trim_leaf(leaf, num_pages)
-            self._counters.evicted_pages += min(num_pages, before)
-        self._counters.num_evicted_snapshots += cell is not None
-        self._give_up_cell(cell)
-
-    def _reserve_by_eviction(self, lease: Lease, position: int, shallower: int, now: float) -> SnapshotRef | None:
-        """The cell of a published snapshot that is worth less than the new one, which is taken off the tree."""
-        cheap, value, looked = self._ring.find_cheap(lambda cell: self._tree.snapshot_worth(cell, now))
-        self._counters.num_candidates += looked
-        if cheap is None:
-            return None
-        own = (reserved for reserved in lease.reserved if reserved < position)
-        new = worth(position, max(shallower, *own, 0), 0.0) if self._hybrid else worth(1, 0, 0.0)
-        if value >= new:
-            return None
-        self._counters.num_evicted_snapshots += 1
-        self._give_up_cell(self._tree.detach(self._tree.node_of_cell(cheap.cell)))
-        return self._ring.reserve(position)
-
-    def _give_up_cell(self, cell: int | None) -> None:
-        if cell is not None:
-            self._ring.give_up(self._ring.ref(cell))
+    def _fetch(self, lease: Lease, absent: list[int], walk: Walk) -> None:
+        """Queues the moves that bring a new lease its pages `absent` from the device, and its state where that is on the host."""
+        for page in absent:
+            self._arriving[page] = self._moves.add(MoveKind.PAGE_IN, *self._pool.move_in(page))
+        if absent:
+            self._tree.back_on_device(walk, lease.start)
+        if self._arriving:  # what somebody else fetches is waited for too
+            lease.ready_after = max((self._arriving.get(page, 0) for page in lease.table.pages), default=0)
+        if lease.snapshot is not None and self._ring.on_host(lease.snapshot.cell):
+            lease.row_comes = True
+            lease.ready_after = self._moves.add(MoveKind.ROW_IN, self._ring.host_place(lease.snapshot), lease.row)
+        self._counters.pages_moved_in += len(absent)
+        self._counters.rows_moved_in += lease.row_comes
+        self._counters.num_host_resumes += bool(absent) or lease.row_comes
 
     def _hold_path(self, cell: int) -> None:
         """Pages of a pinned snapshot count as held, not as cached: `free_pages_possible` then promises nothing it cannot keep."""

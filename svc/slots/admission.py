@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from svc.errors import QueueFullError
 from svc.memory.placement import Wanted, WantedKind
-from svc.memory.sequence_cache import ResumePoint, SequenceCache
+from svc.memory.sequence_cache import COLD, Lease, ResumePoint, SequenceCache
 from svc.slots.request import JoinWait, Sequence
 from svc.slots.slot import Slot
 
@@ -137,6 +137,14 @@ class JoinRoom:
         if sequence.join is not None and sequence.join.pinned is not None:
             self._cache.unpin(sequence.join.pinned)
         sequence.join = None
+
+    def open_alone(
+        self, sequence: Sequence, resume: ResumePoint, waiting: Iterable[Sequence], now: float
+    ) -> tuple[Lease | None, ResumePoint]:
+        """With nobody seated, and no room on the device for what has to come from the host: pins are in the way. So without them,
+        or else from nothing. Where it resumes is given back too."""
+        lease = self._cache.open(sequence.tokens, resume, now) if self.release_pins(waiting) else None
+        return (lease, resume) if lease is not None else (self._cache.open(sequence.tokens, COLD, now), COLD)
 
     def release_pins(self, sequences: Iterable[Sequence]) -> bool:
         """Gives back the pins of waiters that have not resumed yet (memory is short). Whether there were any."""

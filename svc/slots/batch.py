@@ -31,13 +31,14 @@ class StepPlan:
     starting: list[Slot] = field(default_factory=list)
     sampling: list[Slot] = field(default_factory=list)
     saves: list[Closing] = field(default_factory=list)
+    arriving: list[Slot] = field(default_factory=list)  # not in this step: what they resume from is on its way from the host
     num_decodes: int = 0
     num_prefill: int = 0
     batch: StepBatch = field(default_factory=StepBatch)
 
     @property
     def empty(self) -> bool:
-        return not (self.seated or self.saves)
+        return not (self.seated or self.saves or self.arriving)
 
     def holds(self, slot: Slot) -> bool:
         return slot in self.seated
@@ -57,18 +58,26 @@ def build_batch(plan: StepPlan, cache: SequenceCache, *, ahead: bool) -> StepBat
         copies += [PageCopy(source, target) for source, target in cache.take_copies(slot.lease)]
     for slot in plan.starting:
         cell = cache.start_cell(slot.lease)
+        if slot.lease.row_comes:
+            continue
         if cell is None:
             zero_rows.append(slot.lease.row)
         else:
             restores.append(RowCell(slot.lease.row, cell))
+    moves_before, moves = cache.take_moves()
     return StepBatch(
+        moves=moves,
+        moves_before=moves_before,
+        await_moves=bool(plan.arriving) and not plan.seated,
         copies=copies,
-        saves=[RowCell(closing.lease.row, closing.ref.cell) for closing in plan.saves],
+        saves=[RowCell(closing.lease.row, cache.device_cell(closing.ref)) for closing in plan.saves],
         zero_rows=zero_rows,
         restores=restores,
         pieces=[_piece(planned) for planned in plan.pieces],
         captures=[
-            Capture(index, position, ref.cell) for index, planned in enumerate(plan.pieces) for position, ref in planned.captures
+            Capture(index, position, cache.device_cell(ref))
+            for index, planned in enumerate(plan.pieces)
+            for position, ref in planned.captures
         ],
         samples=[_sample(slot) for slot in plan.sampling],
         ahead=ahead,

@@ -11,7 +11,7 @@ Owner of all sequences, slots and closings; the engine calls it from the event l
 """
 
 from svc.compute.backend import Sampled, StepResult
-from svc.memory.placement import next_generated_capture, plan_captures
+from svc.memory.placement import next_generated_capture
 from svc.memory.sequence_cache import COLD, ResumePoint, SequenceCache
 from svc.memory.snapshot_ring import SnapshotRef
 from svc.slots.accounts import answer_tokens, finished, note_seat
@@ -123,6 +123,7 @@ class Scheduler:
         self._plan_decodes(plan, now)
         self._admit(now)
         self._plan_prefills(plan, now)
+        plan.arriving = [] if ahead else [slot for slot in self._slots if not self._cache.ready(slot.lease)]
         if plan.empty:
             return None
         plan.batch = build_batch(plan, self._cache, ahead=ahead)
@@ -158,7 +159,7 @@ class Scheduler:
                 plan.num_decodes += 1
 
     def _plan_prefills(self, plan: StepPlan, now: float) -> None:
-        staying = [s for s in self._slots if not s.leaving]
+        staying = [s for s in self._slots if not s.leaving and self._cache.ready(s.lease)]
         for slot in [s for s in staying if s.remaining == 0 and not self._is_under_way(s)]:
             self._seat_in(plan, slot)  # the whole prompt was known: it only samples
         prefills = [s for s in staying if s.remaining and not s.decoding]
@@ -256,21 +257,13 @@ class Scheduler:
 
     def _seat(self, sequence: Sequence, resume: ResumePoint, now: float) -> bool:
         lease = self._cache.open(sequence.tokens, resume, now)
+        if lease is None and not (self._slots or self._closing):
+            lease, resume = self._joins.open_alone(sequence, resume, self._waiting, now)
         if lease is None:
             return False
         self._waiting.remove(sequence)
         self._joins.forget(sequence)
-        slot = Slot(sequence, lease, lease.start, lease.start)
-        branch = resume.matched_tokens if resume.matched_tokens > lease.start else None
-        slot.wanted = plan_captures(
-            len(sequence.tokens),
-            lease.start,
-            sequence.request.boundaries,
-            branch,
-            (),
-            self._captures_per_prompt,
-            hybrid=self._cache.plan.layout.hybrid,
-        )
+        slot = Slot.of(sequence, lease, resume, self._captures_per_prompt, hybrid=self._cache.plan.layout.hybrid)
         self._slots.append(slot)
         self._slots.sort(key=lambda s: s.rank)
         note_seat(sequence, resume, lease.start, now)
@@ -283,6 +276,7 @@ class Scheduler:
         del self._under_way[0]
         for slot in plan.seated:
             self._cache.started(slot.lease)
+        self._cache.moves_over(result.moves_over)
         skipped = sum(piece.slot.closed for piece in plan.pieces)  # the token before turned out to be a stop id, or not finite
         self._count(plan, result, skipped)
         for closing in plan.saves:
@@ -316,6 +310,9 @@ class Scheduler:
                 self._close(slot, now, keep_state=False)
             else:
                 self._unseat(slot, now)
+        for slot in [s for s in self._slots if not self._cache.ready(s.lease)]:
+            self._unseat(slot, now)  # what it waits for may be lost
+        self._cache.moves_failed()
         return emitted
 
     def _drop(self, plan: StepPlan, now: float) -> None:
@@ -341,6 +338,7 @@ class Scheduler:
             emitted.append((slot.sequence, self._finished(slot.sequence, FinishReason.ERROR, now, error)))
             self._close(slot, now, keep_state=False)
         self._joins.release_pins(self._waiting)
+        self._cache.moves_failed()
         self._cache.clear()
         return emitted
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from svc.memory.placement import Wanted
-from svc.memory.sequence_cache import Lease
+from svc.memory.placement import Wanted, plan_captures
+from svc.memory.sequence_cache import Lease, ResumePoint
 from svc.memory.snapshot_ring import SnapshotRef
 from svc.slots.request import Sequence
 
@@ -21,6 +21,14 @@ class Slot:
     started: bool = False  # a step that sets its row to zero or restores it has been planned
     leaving: bool = False  # its Finished went out while a step with it was under way; the last such step's commit closes it
     closed: bool = False  # the seat is given up; a step under way may still name it, and does nothing for it
+
+    @classmethod
+    def of(cls, sequence: Sequence, lease: Lease, resume: ResumePoint, most_captures: int, *, hybrid: bool) -> "Slot":
+        """Seated anew; `resume` is what the lease was opened at."""
+        branch = resume.matched_tokens if resume.matched_tokens > lease.start else None
+        length, boundaries = len(sequence.tokens), sequence.request.boundaries
+        wanted = plan_captures(length, lease.start, boundaries, branch, (), most_captures, hybrid=hybrid)
+        return cls(sequence, lease, lease.start, lease.start, wanted)
 
     @property
     def rank(self) -> tuple[int, int]:

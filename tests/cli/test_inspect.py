@@ -83,6 +83,17 @@ def test_costs_and_budgets(capsys: pytest.CaptureFixture[str]) -> None:
     assert {key: memory[key] for key in expected} == expected
 
 
+def test_host_tier(capsys: pytest.CaptureFixture[str]) -> None:
+    """Budgets in numbers hold whole pages and snapshots; automatic ones are a GPU's and count for nothing here."""
+    assert report(capsys, HYBRID)["memory"]["num_host_pages"] == 0
+    flags = ["--host-kv-bytes", "1MiB", "--host-snapshot-bytes", "1000000", "--page-tokens", "16"]
+    memory = report(capsys, HYBRID, *flags)["memory"]
+    assert memory["num_host_pages"] == 2**20 // (16 * KV_PER_TOKEN)
+    assert memory["num_host_snapshots"] == 1_000_000 // SNAPSHOT
+    assert main(["inspect", HYBRID, *flags]) == 0
+    assert f"{memory['num_host_pages'] * 16} tokens, " in capsys.readouterr().out
+
+
 def test_f32_pages_cost_twice(capsys: pytest.CaptureFixture[str]) -> None:
     """The KV number format is in the figure."""
     assert report(capsys, HYBRID, "--kv-type", "f32")["memory"]["kv_bytes_per_token"] == 2 * KV_PER_TOKEN

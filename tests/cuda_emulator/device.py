@@ -132,6 +132,8 @@ class EmulatedDevice:
         self._modules: dict[tuple[str, tuple[tuple[str, int | str], ...]], EmulatedModule] = {}
         self._capture: tuple[EmulatedStream, list[Operation]] | None = None
         self._pinned: list[tuple[int, int, weakref.ref[Any]]] = []
+        # Pinned memory that a stream has yet to read, and the number of the operation that will.
+        self._reading: list[tuple[NDArray[Any], EmulatedStream, int]] = []
 
     def use(self) -> None:
         """All threads have the one CPU."""
@@ -178,6 +180,10 @@ class EmulatedDevice:
         self._check_pinned(pinned)
         _same(target, pinned)
         self.enqueue(stream, lambda: _write(target, pinned))
+        if self._capture is None:
+            stream = stream or self.main
+            self._reading = [entry for entry in self._reading if entry[1].finished < entry[2]]
+            self._reading.append((pinned, stream, stream.queued))
 
     def to_host(self, array: DeviceArray, stream: EmulatedStream | None = None) -> NDArray[Any]:
         self.refuse_while_capturing("reading back")
@@ -189,7 +195,7 @@ class EmulatedDevice:
     def to_host_async(self, pinned: NDArray[Any], array: DeviceArray, stream: EmulatedStream | None = None) -> None:
         self._check_pinned(pinned)
         _same(array, pinned)
-        if self.lazy and self._capture is None:
+        if self.lazy and self._capture is None and not self._is_being_read(pinned):
             ctypes.memset(pinned.ctypes.data, 0xFF, pinned.nbytes)  # whoever reads it too early sees NaN, not an older result
         self.enqueue(stream, lambda: ctypes.memmove(pinned.ctypes.data, array.pointer, array.nbytes))
 
@@ -299,6 +305,9 @@ class EmulatedDevice:
         start, end = array.ctypes.data, array.ctypes.data + array.nbytes
         if not array.flags.c_contiguous or not any(low <= start and end <= high and ref() for low, high, ref in self._pinned):
             raise ValueError("an asynchronous copy needs a contiguous array of Device.pinned")
+
+    def _is_being_read(self, pinned: NDArray[Any]) -> bool:
+        return any(stream.finished < number and np.may_share_memory(values, pinned) for values, stream, number in self._reading)
 
 
 def _same(array: DeviceArray, values: NDArray[Any]) -> None:

@@ -37,6 +37,8 @@ class Setting:
     num_cells: int = 64
     page_tokens: int = 16
     kv_type: str = "f16"
+    num_host_pages: int = 0
+    num_host_cells: int = 0
 
 
 @pytest.fixture
@@ -50,7 +52,8 @@ def fresh() -> Callable[..., Driver]:
         ops = CpuOps(setting.threads, activations=activations or "float", level=setting.level, poison=True)  # type: ignore[arg-type]
         config, source = open_model(BUNDLED_MODEL if file == BUNDLED_MODEL.stem else MODELS / f"{file}.gguf")
         layout = config.memory_layout(setting.page_tokens, setting.kv_type)
-        plan = MemoryPlan(layout, setting.num_pages, setting.num_rows, setting.num_cells)
+        host = (setting.num_host_pages, setting.num_host_cells)
+        plan = MemoryPlan(layout, setting.num_pages, setting.num_rows, setting.num_cells, *host)
         runners.append(ModelRunner(load_model(source, config, ops), ops, plan, setting.max_step_tokens))
         return Driver(runners[-1])
 

@@ -108,6 +108,34 @@ def test_preempted(fresh: Fresh, model: str) -> None:
         assert bits(answer) == solo(fresh, model, tokens, 50, SAMPLED)
 
 
+@pytest.mark.parametrize("model", [HYBRID_MODELS[0], "tiny-qwen3next-Q4_K_M", "tiny-qwen3-Q8_0"])
+def test_two_conversations_that_do_not_fit_together(fresh: Fresh, model: str) -> None:
+    """In turn, over the host tier: nothing is evaluated twice, and every answer has the bits of a fresh server's. Without that
+    tier all of a conversation, or of an attention-only model's the end, is evaluated again when its turn comes."""
+    small = {"num_pages": 9, "num_rows": 2, "num_cells": 2, "max_step_tokens": 64}
+
+    def talk(driver: Driver) -> list[Answer]:
+        said, answers = [prompt(70, seed=1), prompt(70, seed=2)], []
+        for number in range(6):
+            talker = number % 2
+            answers.append(driver.ask(said[talker], 6, params=GREEDY))
+            said[talker] = said[talker] + answers[-1].tokens + prompt(10, seed=number)
+        return answers
+
+    driver = fresh(model, **small, num_host_pages=40, num_host_cells=16)
+    answers = talk(driver)
+    new = [len(answer.sequence.request.prompt) - answer.cached for answer in answers]
+    assert new == [70, 70, 11, 11, 11, 11], "10 new tokens, and the last of the answer before, which nobody had evaluated"
+    assert driver.scheduler.counters.prefill_tokens == sum(new)
+    for answer in answers:
+        assert bits(answer) == solo(fresh, model, list(answer.sequence.request.prompt))
+    assert driver.cache.stats().counters.num_host_resumes >= 2
+    driver.assert_nothing_leaked()
+    poor = talk(fresh(model, **small))
+    assert sum(answer.cached for answer in poor) < 0.7 * sum(answer.cached for answer in answers)
+    assert [bits(answer) for answer in poor] == [bits(answer) for answer in answers]
+
+
 def test_penalties_depend_on_the_tokens_alone(fresh: Fresh) -> None:
     """With bias and penalties: batched, resumed in the middle of the prompt, and preempted, all as alone."""
     model = "tiny-qwen3next-Q4_K_M"

@@ -11,7 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 from svc.compute.backend import PENDING, Finished, Piece, Sample, Sampled, StepBatch, StepRefusedError, StepResult
+from svc.compute.host_tier import places_moved, places_written
 from svc.compute.sampling.params import SamplingParams
+from svc.memory.moves import Move, MoveKind
 from svc.memory.plan import MemoryPlan
 
 VOCABULARY = 997
@@ -36,17 +38,26 @@ def expected_answer(prompt: Sequence[int], length: int, params: SamplingParams |
 
 
 class FakeBackend:
-    """Implements compute.backend.Backend. `step_s` is what each step claims to have taken."""
+    """Implements compute.backend.Backend. `step_s` is what each step claims to have taken.
+
+    `moves_lag`: moves are made so many steps later than asked for, unless somebody has to wait for them: as late as a contract
+    allows, so that whoever reads too early reads something else.
+    """
 
     name = "fake"
 
-    def __init__(self, plan: MemoryPlan, max_step_tokens: int = 64, step_s: float = 0.01) -> None:
+    def __init__(self, plan: MemoryPlan, max_step_tokens: int = 64, step_s: float = 0.01, moves_lag: int = 0) -> None:
         self.plan = plan
         self.max_step_tokens = max_step_tokens
         self.step_s = step_s
         self.pages: list[list[int | None]] = [[None] * plan.layout.page_tokens for _ in range(plan.num_pages)]
         self.rows: list[tuple[int, ...] | None] = [None] * plan.num_rows
         self.cells: list[tuple[int, ...] | None] = [None] * plan.num_cells
+        self.host_pages: list[list[int | None]] = [[None] * plan.layout.page_tokens for _ in range(plan.num_host_pages)]
+        self.host_cells: list[tuple[int, ...] | None] = [None] * plan.num_host_cells
+        self.moves_lag = moves_lag
+        self._moves: list[tuple[int, Move]] = []  # not made yet, with the number of the step that asked for them
+        self._moves_over = 0
         self.batches: list[StepBatch] = []
         self.poisoned_rows: set[int] = set()  # rows whose next sample is not finite
         self._poison: tuple[int, ...] | None = None
@@ -66,8 +77,10 @@ class FakeBackend:
         self._failed = True
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
+            self._moves.clear()
             raise error
         if self.fail_when(batch):
+            self._moves.clear()
             raise RuntimeError("device lost")
         wanted = batch.samples
         batch = self._resolved(batch)
@@ -77,7 +90,7 @@ class FakeBackend:
         captured = [save.cell for save in batch.saves] + [capture.cell for capture in batch.captures]
         assert len(set(captured)) == len(captured)
         samples = tuple(drawn.get(sample.row, Sampled(SKIPPED)) for sample in wanted)
-        return Finished(StepResult(samples, tuple(captured), self.step_s))
+        return Finished(StepResult(samples, tuple(captured), self.step_s, moves_over=self._moves_over))
 
     def _resolved(self, batch: StepBatch) -> StepBatch:
         """The batch with the tokens that were pending; pieces and samples of rows whose answer has ended are gone."""
@@ -110,6 +123,7 @@ class FakeBackend:
     def _run(self, batch: StepBatch) -> list[Sampled]:
         self.batches.append(batch)
         assert batch.num_tokens <= self.max_step_tokens, f"{batch.num_tokens} tokens in one step"
+        self._move(batch)
         for copy in batch.copies:
             assert copy.source != copy.target
             self.pages[copy.target] = list(self.pages[copy.source])
@@ -122,10 +136,34 @@ class FakeBackend:
             assert self.cells[restore.cell] is not None
             self.rows[restore.row] = self.cells[restore.cell]
         self._forward(batch)
+        self._make_moves(0 if batch.await_moves else self.moves_lag)
         return [self._sample(sample) for sample in batch.samples]
 
     def close(self) -> None:
         pass
+
+    def _move(self, batch: StepBatch) -> None:
+        """Queues the step's moves; makes those that the step would otherwise write under."""
+        if not self._moves:
+            self._moves_over = batch.moves_before
+        self._moves += [(len(self.batches), move) for move in batch.moves]
+        written = places_written(batch, self.plan.layout.page_tokens)
+        if places_moved([move for _, move in self._moves]).meet(written):
+            self._make_moves(0)
+
+    def _make_moves(self, lag: int) -> None:
+        while self._moves and self._moves[0][0] + lag <= len(self.batches):
+            _, move = self._moves.pop(0)
+            self._moves_over += 1
+            match move.kind:
+                case MoveKind.PAGE_OUT:
+                    self.host_pages[move.target] = list(self.pages[move.source])
+                case MoveKind.PAGE_IN:
+                    self.pages[move.target] = list(self.host_pages[move.source])
+                case MoveKind.CELL_OUT:
+                    self.host_cells[move.target] = self.cells[move.source]
+                case MoveKind.ROW_IN:
+                    self.rows[move.target] = self.host_cells[move.source]
 
     def poison(self, prefix: Sequence[int]) -> None:
         """The next step that evaluates the last token of `prefix` goes wrong: whatever descends from that state is not finite."""

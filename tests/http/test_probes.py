@@ -120,10 +120,17 @@ async def test_metrics() -> None:
         "headrace_prompt_tokens_cached_total": 60,
         "headrace_generation_tokens_total": 42,
         "headrace_snapshot_created_total": 7,
-        "headrace_snapshot_restored_total": 5,
+        "headrace_snapshot_restored_total": 5 + 3,  # from the device, and from the host
         "headrace_snapshot_evicted_total": 4,
         "headrace_snapshot_ring_used": 3,
         "headrace_snapshot_ring_capacity": 8,
+        "headrace_host_kv_pages_used": 5,
+        "headrace_host_snapshots_used": 4,
+        "headrace_host_tier_capacity_bytes": 20 * 1000 + 6 * 100,
+        "headrace_host_tier_used_bytes": 5 * 1000 + 4 * 100,
+        "headrace_host_tier_resumes_total": 2,
+        "headrace_host_tier_stored_bytes_total": 9 * 1000 + 5 * 100,
+        "headrace_host_tier_loaded_bytes_total": 8 * 1000 + 3 * 100,
         "headrace_request_success_total{finished_reason=stop}": 0,
     }
     assert {name: seen.get(name) for name in expected} == expected

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from svc.compute.backend import StepBatch
+from svc.compute.host_tier import SLABS
 from svc.compute.step_inputs import pairs
 from svc.memory.layout import MemoryLayout
+from svc.memory.moves import Move, MoveKind
 from svc.memory.plan import MemoryPlan
 from tests.kernels.rooms import Room
 
@@ -74,3 +77,39 @@ def test_nothing_to_do(room: Room) -> None:
         operation(slabs.caches, pairs([]))
     slabs.ops.zero_rows(slabs.caches, np.zeros(0, np.int32))
     slabs.check()
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+def test_moves_between_the_tiers(room: Room, kv_type: str) -> None:
+    """Whole pages and states, bit for bit and in order: places that are left and entered again, runs forwards and backwards."""
+    layout = MemoryLayout(40, 2, 3, 16, 2, 3, 16, 16, 80, 3, 16, kv_type)
+    ops = room.make()
+    caches = ops.caches(MemoryPlan(layout, num_pages=6, num_rows=3, num_cells=4, num_host_pages=8, num_host_cells=5))
+    slabs: dict[str, np.ndarray] = {}
+    for number, name in enumerate(("kv", "rows", "cells", "host_kv", "host_cells")):
+        slab = getattr(caches, name)
+        values = 1000 * number + np.arange(slab.shape[0])[:, None] + np.arange(slab.shape[1]) % 251 / 256
+        slabs[name] = values.astype(slab.dtype)
+        slabs[name][:, ::7] = np.nan
+        if name.startswith("host"):
+            slab[...] = slabs[name]
+        else:
+            room.write(slab, slabs[name])
+    out, back, cell, row = MoveKind.PAGE_OUT, MoveKind.PAGE_IN, MoveKind.CELL_OUT, MoveKind.ROW_IN
+    steps = [
+        [Move(out, 1, 2), Move(out, 2, 3), Move(out, 3, 4), Move(back, 7, 1), Move(back, 6, 2), Move(back, 5, 3)],
+        [Move(cell, 3, 0), Move(cell, 2, 1), Move(row, 1, 2), Move(cell, 0, 1), Move(row, 1, 0), Move(row, 4, 1)],
+        [Move(out, 1, 7), Move(back, 7, 5), Move(out, 4, 7), Move(out, 0, 7), Move(back, 7, 4), Move(back, 3, 4)],
+    ]
+    before = 0
+    for number, moves in enumerate(steps):
+        ops.move(caches, StepBatch(moves=moves, moves_before=before))
+        before += len(moves)
+        assert ops.moves_over(all_of_them=number > 0) in ({before} if number else {0, before})
+        for move in moves:
+            source, target = SLABS[move.kind]
+            slabs[target][move.target] = slabs[source][move.source]
+    for name, expected in slabs.items():
+        slab = getattr(caches, name)
+        found = np.asarray(slab) if name.startswith("host") else room.read(slab)
+        np.testing.assert_array_equal(found.view(np.uint8), expected.view(np.uint8))

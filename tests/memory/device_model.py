@@ -1,19 +1,30 @@
 """A device that only remembers: what each row of each page, each live row and each cell would hold, as the tokens behind it.
 
 A K/V row depends on all tokens up to its own, a state on all tokens before its position; so both are modelled by that exact prefix.
-Work is queued and done in order, as steps are; `None` is memory nobody has written. Twin of the arrays that `compute` owns.
+Work is queued and done in order, as steps are; `None` is memory nobody has written. Twin of the arrays that `compute` owns, those
+of the host tier included.
 """
 
 from collections.abc import Callable, Sequence
 
 from svc.memory.layout import MemoryLayout
+from svc.memory.moves import Move, MoveKind
 from svc.memory.plan import MemoryPlan
 from svc.memory.sequence_cache import Lease, ResumePoint, SequenceCache, SnapshotRef
 
 Prefix = tuple[int, ...]
 
 
-def small_plan(*, pages: int = 16, rows: int = 3, cells: int = 6, page_tokens: int = 4, hybrid: bool = True) -> MemoryPlan:
+def small_plan(
+    *,
+    pages: int = 16,
+    rows: int = 3,
+    cells: int = 6,
+    page_tokens: int = 4,
+    hybrid: bool = True,
+    host_pages: int = 0,
+    host_cells: int = 0,
+) -> MemoryPlan:
     """Counts of one's choice; the sizes behind them do not matter here."""
     layout = MemoryLayout(
         hidden_size=8,
@@ -28,11 +39,11 @@ def small_plan(*, pages: int = 16, rows: int = 3, cells: int = 6, page_tokens: i
         conv_rows=3,
         page_tokens=page_tokens,
     )
-    return MemoryPlan(layout=layout, num_pages=pages, num_rows=rows, num_cells=cells)
+    return MemoryPlan(layout, pages, rows, cells, host_pages, host_cells)
 
 
 class Device:
-    """The three slabs of a plan, and the steps under way."""
+    """The slabs of a plan, and the steps under way."""
 
     def __init__(self, plan: MemoryPlan) -> None:
         self.hybrid = plan.layout.hybrid
@@ -40,6 +51,8 @@ class Device:
         self.pages: list[list[Prefix | None]] = [[None] * self.page_tokens for _ in range(plan.num_pages)]
         self.rows: list[Prefix | None] = [None] * plan.num_rows
         self.cells: list[Prefix | None] = [None] * plan.num_cells
+        self.host_pages: list[list[Prefix | None]] = [[None] * self.page_tokens for _ in range(plan.num_host_pages)]
+        self.host_cells: list[Prefix | None] = [None] * plan.num_host_cells
         self._queue: list[Callable[[], None]] = []
 
     def enqueue(self, work: Callable[[], None]) -> None:
@@ -50,6 +63,23 @@ class Device:
         queue, self._queue = self._queue, []
         for work in queue:
             work()
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Between the tiers, in order."""
+
+        def work() -> None:
+            for move in moves:
+                match move.kind:
+                    case MoveKind.PAGE_OUT:
+                        self.host_pages[move.target] = list(self.pages[move.source])
+                    case MoveKind.PAGE_IN:
+                        self.pages[move.target] = list(self.host_pages[move.source])
+                    case MoveKind.CELL_OUT:
+                        self.host_cells[move.target] = self.cells[move.source]
+                    case MoveKind.ROW_IN:
+                        self.rows[move.target] = self.host_cells[move.source]
+
+        self.enqueue(work)
 
     def copy_page(self, source: int, target: int) -> None:
         self.enqueue(lambda: self.pages[target].__setitem__(slice(None), list(self.pages[source])))
@@ -99,21 +129,26 @@ class Run:
         assert lease is not None, "no seat"
         self.lease: Lease = lease
         self.written = lease.start
-        self.device.start_row(lease.row, cache.start_cell(lease))
+        make_moves(cache, device)
+        assert cache.ready(lease)
+        if not lease.row_comes:
+            self.device.start_row(lease.row, cache.start_cell(lease))
 
     def write(self, end: int, captures: Sequence[int] = (), now: float = 0.0) -> bool:
         """Evaluates up to `end` with captures where cells are to be had, runs the device and publishes; False: no pages."""
         if not self.cache.extend(self.lease, end, now):
             return False
-        for source, target in self.cache.take_copies(self.lease):
-            self.device.copy_page(source, target)
+        copies = self.cache.take_copies(self.lease)
         refs: dict[int, SnapshotRef] = {}
         for position in captures:
             ref = self.cache.reserve(self.lease, self.tokens, position, now)
             if ref is not None:
                 refs[position] = ref
+        make_moves(self.cache, self.device)
+        for source, target in copies:
+            self.device.copy_page(source, target)
         pages = self.lease.table.array(end).tolist()
-        cells = {position: ref.cell for position, ref in refs.items()}
+        cells = {position: self.cache.device_cell(ref) for position, ref in refs.items()}
         self.device.forward(self.lease.row, pages, self.tokens[:end], self.written, cells)
         self.device.run()
         self.cache.started(self.lease)
@@ -128,6 +163,14 @@ class Run:
 
     def close(self, now: float = 0.0) -> None:
         self.cache.close(self.lease, self.tokens, self.written, now)
+
+
+def make_moves(cache: SequenceCache, device: Device) -> None:
+    """All that wait, on a device that has done everything queued before."""
+    before, moves = cache.take_moves()
+    device.move(moves)
+    device.run()
+    cache.moves_over(before + len(moves))
 
 
 def converse(

@@ -8,9 +8,17 @@ from hypothesis import strategies as st
 
 from svc.config import parse_size
 from svc.errors import MemoryBudgetError
-from svc.memory.auto_budget import USEFUL_CELLS_PER_SEAT, USEFUL_CONTEXTS_PER_SEAT, resolve_budgets, weights_remark
+from svc.memory.auto_budget import (
+    HOST_SHARE,
+    USEFUL_CELLS_PER_SEAT,
+    USEFUL_CONTEXTS_PER_SEAT,
+    USEFUL_HOST_TIERS,
+    resolve_budgets,
+    resolve_host_budgets,
+    weights_remark,
+)
 from svc.memory.layout import MemoryLayout
-from svc.memory.plan import plan_memory
+from svc.memory.plan import MemoryPlan, plan_memory, with_host_tier
 
 MIB = 2**20
 
@@ -155,3 +163,54 @@ def test_remark_about_weights() -> None:
     assert remark is not None
     assert remark.startswith("the weights are 61 bytes but 60 are free beside the caches")
     assert weights_remark(weights_bytes=1, caches_bytes=140, available_bytes=100) is not None
+
+
+# -- the host tier ----------------------------------------------------------------------------------------------------------------
+
+
+def device_plan() -> MemoryPlan:
+    return plan_memory(layout(), kv_bytes=64 * MIB, snapshot_bytes=32 * MIB, num_rows=2, context_tokens=4096)
+
+
+@given(available=st.integers(0, 2**40), kv=st.sampled_from([None, 0, 5 * MIB]), snapshots=st.sampled_from([None, 0, 3 * MIB]))
+def test_automatic_host_budgets_can_always_be_planned(available: int, kv: int | None, snapshots: int | None) -> None:
+    """A share of what is free and no more than is useful, what is given included; numbers are taken as they are."""
+    plan = device_plan()
+    given_bytes = (kv or 0) + (snapshots or 0)
+    budgets: dict[str, Any] = {"host_kv_bytes": kv, "host_snapshot_bytes": snapshots}
+    if given_bytes > available:
+        with pytest.raises(MemoryBudgetError):
+            resolve_host_budgets(plan, **budgets, available_bytes=available, beside_gpu=True)
+        return
+    found = resolve_host_budgets(plan, **budgets, available_bytes=available, beside_gpu=True)
+    whole = with_host_tier(plan, host_kv_bytes=found[0], host_snapshot_bytes=found[1])
+    assert found[0] == kv or kv is None
+    assert found[1] == snapshots or snapshots is None
+    assert whole.host_bytes <= max(HOST_SHARE * available, given_bytes)
+    assert found[0] <= max(USEFUL_HOST_TIERS * plan.kv_bytes, kv or 0)
+    if available > 2**32:
+        assert kv is not None or found[0] == USEFUL_HOST_TIERS * plan.kv_bytes
+        assert snapshots is not None or found[1] == USEFUL_HOST_TIERS * plan.snapshot_bytes
+
+
+def test_without_a_gpu_there_is_a_host_tier_only_on_request() -> None:
+    """The caches stand in that memory already."""
+    sizes: dict[str, Any] = {"available_bytes": 2**40, "beside_gpu": False}
+    assert resolve_host_budgets(device_plan(), host_kv_bytes=None, host_snapshot_bytes=None, **sizes) == (0, 0)
+    assert resolve_host_budgets(device_plan(), host_kv_bytes=7 * MIB, host_snapshot_bytes=None, **sizes) == (7 * MIB, 0)
+
+
+def test_host_budgets_that_cannot_work() -> None:
+    """Named, with what would do."""
+    sizes: dict[str, Any] = {"available_bytes": 100 * MIB, "beside_gpu": True}
+    with pytest.raises(
+        MemoryBudgetError, match=r"host_kv_bytes=200MiB need .* 100MiB are free: host_kv_bytes can be at most 100MiB$"
+    ):
+        resolve_host_budgets(device_plan(), host_kv_bytes=200 * MIB, host_snapshot_bytes=None, **sizes)
+    with pytest.raises(MemoryBudgetError, match=r"host_kv_bytes and host_snapshot_bytes can be at most 100MiB together$"):
+        resolve_host_budgets(device_plan(), host_kv_bytes=60 * MIB, host_snapshot_bytes=60 * MIB, **sizes)
+    plan, each = device_plan(), layout().state_bytes
+    with pytest.raises(MemoryBudgetError, match=rf"host_snapshot_bytes={each - 1} holds no snapshot of {each} bytes"):
+        with_host_tier(plan, host_kv_bytes=0, host_snapshot_bytes=each - 1)
+    assert with_host_tier(plan, host_kv_bytes=0, host_snapshot_bytes=each).num_host_cells == 1
+    assert not with_host_tier(plan, host_kv_bytes=0, host_snapshot_bytes=0).host_tier

@@ -6,7 +6,8 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from svc.memory.sequence_cache import COLD, Lease, SequenceCache, SnapshotRef, StaleSnapshotError
+from svc.memory.prefix_tree import token_array
+from svc.memory.sequence_cache import COLD, Lease, ResumePoint, SequenceCache, SnapshotRef, StaleSnapshotError
 from tests.memory.device_model import Device, Prefix, small_plan
 
 CONTEXT = 40
@@ -21,6 +22,7 @@ class Live:
     tokens: Prefix
     position: int  # planned: the device may be behind
     saves: list[SnapshotRef] = field(default_factory=list)  # planned captures, written once the device has run
+    started: bool = False
 
 
 class MemoryMachine(RuleBasedStateMachine):
@@ -31,16 +33,33 @@ class MemoryMachine(RuleBasedStateMachine):
     """
 
     hybrid = True
+    host_tier = False
 
-    @initialize(pages=st.integers(12, 24), rows=st.integers(1, 4), cells=st.integers(1, 8), size=st.sampled_from([1, 3, 4, 8]))
-    def build(self, pages: int, rows: int, cells: int, size: int) -> None:
-        plan = small_plan(pages=max(pages, -(-CONTEXT // size) + 1), rows=rows, cells=cells, page_tokens=size, hybrid=self.hybrid)
+    @initialize(
+        pages=st.integers(12, 24),
+        rows=st.integers(1, 4),
+        cells=st.integers(1, 8),
+        size=st.sampled_from([1, 3, 4, 8]),
+        host=st.tuples(st.integers(0, 40), st.integers(0, 8)),
+    )
+    def build(self, pages: int, rows: int, cells: int, size: int, host: tuple[int, int]) -> None:
+        host_pages, host_cells = host if self.host_tier else (0, 0)
+        plan = small_plan(
+            pages=max(pages, -(-CONTEXT // size) + 1),
+            rows=rows,
+            cells=cells,
+            page_tokens=size,
+            hybrid=self.hybrid,
+            host_pages=host_pages,
+            host_cells=host_cells,
+        )
         self.cache = SequenceCache(plan)
         self.device = Device(plan)
         self.live: list[Live] = []
         self.pins: list[SnapshotRef] = []
         self.texts: list[Prefix] = [(0, 1, 1) * 9]
         self.now = 0.0
+        self.num_moves = 0
 
     # -- sequences ------------------------------------------------------------------------------------------------------------
     @rule(data=st.data(), use_cache=st.integers(0, 7))
@@ -49,13 +68,15 @@ class MemoryMachine(RuleBasedStateMachine):
         tokens = self._draw_text(data)
         self._expect_match(tokens)
         resume = self.cache.match(tokens, self.now) if use_cache else COLD
-        free_rows = self.cache.num_free_rows
+        free_rows, possible = self.cache.num_free_rows, self.cache.free_pages_possible()
+        idle, beside = self.cache.idle_pages(tokens, resume), self._held_beside(tokens, resume)
         lease = self.cache.open(tokens, resume, self.now)
         if lease is None:
-            assert free_rows == 0, "refused, although a seat was free"
+            assert free_rows == 0 or idle > possible - beside, "refused, although there was room"
+            assert self.cache.num_free_rows == free_rows, "a refusal kept the seat"
+            assert self.cache.free_pages_possible() == possible, "a refusal changed the pages"
             return
         assert lease.start == resume.position
-        self.device.start_row(lease.row, self.cache.start_cell(lease))
         self.live.append(Live(lease, tokens, lease.start))
 
     @precondition(lambda self: self.live)
@@ -63,6 +84,9 @@ class MemoryMachine(RuleBasedStateMachine):
     def step(self, data: st.DataObject, count: int, captures: set[int], pin: int) -> None:
         """A piece of prefill or of an answer, with captures up to so many tokens before its end."""
         live = data.draw(st.sampled_from(self.live))
+        if not self.cache.ready(live.lease):
+            self._queue_moves()
+            return
         end = min(live.position + count, CONTEXT)
         live.tokens += tuple(data.draw(st.integers(0, 1)) for _ in range(end - len(live.tokens)))
         if end > live.position:
@@ -79,9 +103,10 @@ class MemoryMachine(RuleBasedStateMachine):
         lease = self.cache.open(tokens, self.cache.match(tokens, self.now), self.now)
         if lease is None:
             return
-        self.device.start_row(lease.row, self.cache.start_cell(lease))
         live = Live(lease, tokens, lease.start)
         self.live.append(live)
+        self._queue_moves()
+        self._commit()
         while live.position < len(tokens):
             end = min(live.position + chunk, len(tokens))
             wanted = sorted(p for p in {*captures, len(tokens)} if live.position < p <= end)
@@ -101,9 +126,10 @@ class MemoryMachine(RuleBasedStateMachine):
             lease = self.cache.open(tokens, resume, self.now)
             if lease is None:
                 return
-            self.device.start_row(lease.row, self.cache.start_cell(lease))
             live = Live(lease, tokens, lease.start)
             self.live.append(live)
+            if not self.cache.ready(lease):
+                return
             positions = sorted(p for p in {len(tokens) - back, len(tokens)} if p > lease.start)
             refs = self._plan(live, len(tokens), positions)
             if refs and pinned == twin:
@@ -171,9 +197,9 @@ class MemoryMachine(RuleBasedStateMachine):
         plan = self.cache.plan
         assert not self.cache.extend(lease, plan.kv_tokens + 1, self.now)
         assert self.cache.extend(lease, plan.kv_tokens, self.now)
-        assert sorted(lease.table.pages) == list(range(plan.num_pages))
+        assert sorted(lease.table.array(plan.kv_tokens).tolist()) == list(range(plan.num_pages))
         self.cache.close(lease, (), 0, self.now)
-        assert self.cache.stats().published_cells == 0, "a snapshot is left without pages"
+        assert plan.num_host_pages or self.cache.stats().published_cells == 0, "a snapshot is left without pages"
 
     @invariant()
     def adds_up(self) -> None:
@@ -201,6 +227,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.cache.check()
         stats = self.cache.stats()
         assert (stats.free_pages, stats.free_cells, stats.free_rows) == (stats.num_pages, stats.num_cells, stats.num_rows)
+        assert (stats.free_host_pages, stats.free_host_cells) == (stats.num_host_pages, stats.num_host_cells)
 
     # -- parts ----------------------------------------------------------------------------------------------------------------
     def _draw_text(self, data: st.DataObject) -> Prefix:
@@ -220,20 +247,34 @@ class MemoryMachine(RuleBasedStateMachine):
             needed = -(-end // self.device.page_tokens) - len(before)
             assert possible <= needed, f"{needed} pages (or one more for a copy) were refused with {possible} possible"
             return None
-        for source, target in self.cache.take_copies(live.lease):
-            self.device.copy_page(source, target)
+        copies = self.cache.take_copies(live.lease)
         assert self.cache.take_copies(live.lease) == [], "a copy was given out twice"
         refs = [self.cache.reserve(live.lease, live.tokens, position, self.now) for position in positions]
         taken = [ref for ref in refs if ref is not None]
-        cells = {self.cache.position(ref): ref.cell for ref in taken}
+        cells = {self.cache.position(ref): self.cache.device_cell(ref) for ref in taken}
+        self._queue_moves()
+        for source, target in copies:
+            self.device.copy_page(source, target)
+        if not live.started and not live.lease.row_comes:
+            self.device.start_row(live.lease.row, self.cache.start_cell(live.lease))
+        live.started = True
         self.device.forward(live.lease.row, live.lease.table.array(end).tolist(), live.tokens[:end], live.position, cells)
         live.position = end
         live.saves += taken
         return taken
 
+    def _queue_moves(self) -> None:
+        before, moves = self.cache.take_moves()
+        assert before == self.num_moves
+        self.num_moves += len(moves)
+        self.device.move(moves)
+
     def _commit(self) -> None:
         self.device.run()
+        self.cache.moves_over(self.num_moves)
         for live in self.live:
+            if not live.started:
+                continue
             self.cache.started(live.lease)
             for ref in live.saves:
                 self.cache.publish(ref, live.tokens, live.lease, self.now)
@@ -244,16 +285,33 @@ class MemoryMachine(RuleBasedStateMachine):
         """What `match` promises stands in the pages and the cell."""
         resume = self.cache.match(tokens, self.now)
         assert 0 <= resume.position <= resume.matched_tokens <= len(tokens)
-        if resume.snapshot is not None:
-            assert self.device.cells[resume.snapshot.cell] == tokens[: resume.position], "the state of other tokens"
-        else:
-            assert resume.position == 0 or not self.hybrid
+        assert resume.snapshot is not None or resume.position == 0 or not self.hybrid
         if resume.position == len(tokens):
             assert resume.snapshot is not None, "no hidden row to sample from"
         lease = self.cache.open(tokens, resume, self.now)
-        if lease is not None:
-            self.device.expect_known(lease.table.pages, tokens[: resume.position])
-            self.cache.close(lease, tokens, 0, self.now)
+        if lease is None:
+            return
+        self._queue_moves()
+        row, pages, known = lease.row, lease.table.array(lease.start).tolist(), tokens[: resume.position]
+        cell = None if resume.snapshot is None or lease.row_comes else self.cache.device_cell(resume.snapshot)
+
+        def look() -> None:
+            if resume.snapshot is not None:
+                state = self.device.rows[row] if cell is None else self.device.cells[cell]
+                assert state == known, "the state of other tokens"
+            self.device.expect_known(pages, known)
+
+        self.device.enqueue(look) if self.host_tier else look()
+        self.cache.close(lease, tokens, 0, self.now)
+
+    def _held_beside(self, tokens: Prefix, resume: ResumePoint) -> int:
+        """Pages on the device that a pin on the resume point would hold beside those the lease itself does."""
+        if resume.snapshot is None:
+            return 0
+        pool, tree = self.cache._pool, self.cache._tree
+        own = tree.walk(token_array(tokens)).pages(resume.position, self.device.page_tokens)
+        others = set(tree.claims_on_path(tree.node_of_cell(resume.snapshot.cell))) - set(own)
+        return sum(not pool.is_held(page) and not pool.on_host(page) for page in others)
 
     def _expect_stale(self, ref: SnapshotRef) -> None:
         for use in (self.cache.pin, self.cache.abandon):
@@ -270,8 +328,22 @@ class AttentionOnlyMachine(MemoryMachine):
     hybrid = False
 
 
+class TwoTiersMachine(MemoryMachine):
+    """The same with a host tier, which what is evicted goes to and comes back from."""
+
+    host_tier = True
+
+
+class AttentionOnlyTwoTiersMachine(AttentionOnlyMachine):
+    host_tier = True
+
+
 MACHINE = settings(max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
 TestHybrid = MemoryMachine.TestCase
 TestHybrid.settings = MACHINE
 TestAttentionOnly = AttentionOnlyMachine.TestCase
 TestAttentionOnly.settings = MACHINE
+TestTwoTiers = TwoTiersMachine.TestCase
+TestTwoTiers.settings = MACHINE
+TestAttentionOnlyTwoTiers = AttentionOnlyTwoTiersMachine.TestCase
+TestAttentionOnlyTwoTiers.settings = MACHINE

@@ -37,6 +37,13 @@ DAMAGES: dict[str, Damage] = {
     "leaf without snapshot": lambda cache, run: setattr(some_leaf(cache), "cell", None),
     "edge cut": lambda cache, run: setattr(some_leaf(cache), "tokens", some_leaf(cache).tokens[:1]),
     "page dropped from an edge": lambda cache, run: some_leaf(cache).pages.pop(),
+    "place free twice": lambda cache, run: cache._pool._tiers._free_device.append(cache._pool._tiers._free_device[0]),
+    "place lost": lambda cache, run: cache._ring._tiers._free_device.pop(),
+    "place of the host lost": lambda cache, run: cache._pool._tiers._free_host.pop(),
+    "cell of the host lost": lambda cache, run: cache._ring._tiers._free_host.pop(),
+    "page stands elsewhere": lambda cache, run: cache._pool._tiers.places.__setitem__(run.lease.table.pages[0], -1),
+    "cell stands nowhere": lambda cache, run: cache._ring._tiers.remove(some_leaf(cache).cell),
+    "more on the device than there is": lambda cache, run: setattr(some_leaf(cache), "resident", 99),
     "node out of place": lambda cache, run: setattr(some_leaf(cache), "start", some_leaf(cache).start + 4),
 }
 
@@ -44,7 +51,7 @@ DAMAGES: dict[str, Damage] = {
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 def test_damage_is_found(damage: Damage) -> None:
     """One number changed behind the cache's back fails the check."""
-    cache = SequenceCache(small_plan(pages=32, rows=4, cells=12))
+    cache = SequenceCache(small_plan(pages=32, rows=4, cells=12, host_pages=8, host_cells=4))
     device = Device(cache.plan)
     converse(cache, device, range(100, 120), captures=[7])
     converse(cache, device, [*range(100, 113), *range(50, 60)], captures=[13])

@@ -160,6 +160,7 @@ class Driver:
         assert stats.free_rows == self.plan.num_rows
         assert stats.free_pages == self.plan.num_pages
         assert stats.free_cells == self.plan.num_cells
+        assert (stats.free_host_pages, stats.free_host_cells) == (self.plan.num_host_pages, self.plan.num_host_cells)
 
 
 def _result(outcome: Submitted | RuntimeError) -> StepResult | RuntimeError:
@@ -181,8 +182,11 @@ class Harness(Driver):
         num_cells: int = 64,
         chunk: int = 64,
         page_tokens: int = 16,
+        host_pages: int = 0,
+        host_cells: int = 0,
+        moves_lag: int = 0,
         **settings: Any,
     ) -> None:
-        plan = MemoryPlan(layout(hybrid=hybrid, page_tokens=page_tokens), num_pages, num_rows, num_cells)
-        self.backend = FakeBackend(plan, max_step_tokens=chunk)
+        plan = MemoryPlan(layout(hybrid=hybrid, page_tokens=page_tokens), num_pages, num_rows, num_cells, host_pages, host_cells)
+        self.backend = FakeBackend(plan, max_step_tokens=chunk, moves_lag=moves_lag)
         super().__init__(self.backend, **settings)

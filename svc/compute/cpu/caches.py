@@ -27,8 +27,10 @@ class CpuCaches:
         self.kv: NDArray[np.floating] = np.empty((plan.num_pages, layout.page_elements), KV_DTYPES[layout.kv_type])
         self.rows = np.empty((plan.num_rows, layout.state_elements), np.float32)
         self.cells = np.empty((plan.num_cells, layout.state_elements), np.float32)
+        self.host_kv: NDArray[np.floating] = np.empty((plan.num_host_pages, layout.page_elements), KV_DTYPES[layout.kv_type])
+        self.host_cells = np.empty((plan.num_host_cells, layout.state_elements), np.float32)
         if poison:
-            for slab in (self.kv, self.rows, self.cells):
+            for slab in (self.kv, self.rows, self.cells, self.host_kv, self.host_cells):
                 slab.fill(np.nan)
         self.slabs = structs.fill(
             structs.CacheSlabs,

@@ -9,10 +9,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.backend import Sample, Sampled
+from svc.compute.backend import Sample, Sampled, StepBatch
 from svc.compute.cpu import structs
 from svc.compute.cpu.caches import CpuCaches
 from svc.compute.cpu.library import Engine
+from svc.compute.host_tier import move_at_once
 from svc.compute.layers.attention import AttentionWeights
 from svc.compute.layers.delta import DeltaWeights
 from svc.compute.layers.dense_ffn import DenseFfnWeights
@@ -81,6 +82,7 @@ class CpuOps:
         """
         self._engine = Engine(level, num_threads or num_cores(), least_shared_work, most_partial_bytes, activations == "int8")
         self._poison = poison
+        self._moves_over = 0
         self._layers: dict[int, tuple[Any, ...]] = {}  # id -> (layer, structure, what else must stay alive)
         self._recording: list[structs.Instruction] | None = None
         self._program: tuple[object, Any] = (None, None)  # a forward, and what it asked for
@@ -160,6 +162,13 @@ class CpuOps:
         return CpuCaches(plan, self._poison)
 
     # -- cache traffic ----------------------------------------------------------------------------------------------------------
+    def move(self, caches: CpuCaches, batch: StepBatch) -> None:
+        move_at_once(caches, batch.moves)
+        self._moves_over = batch.moves_before + len(batch.moves)
+
+    def moves_over(self, *, all_of_them: bool) -> int:
+        return self._moves_over
+
     def copy_pages(self, caches: CpuCaches, pairs: NDArray[np.int32]) -> None:
         self._copy(caches.kv, caches.kv, pairs, from_side=0)
 

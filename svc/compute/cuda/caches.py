@@ -1,6 +1,9 @@
-"""Pages, live rows and snapshot cells: three slabs in device memory."""
+"""Pages, live rows and snapshot cells: three slabs in device memory, and the two of the host tier in pinned memory."""
+
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from svc.compute.cuda.delta_core import DeltaStates
 from svc.compute.cuda.device import Device
@@ -10,7 +13,7 @@ KV_DTYPES: dict[str, type[np.floating]] = {"f32": np.float32, "f16": np.float16}
 
 
 class CudaCaches:
-    """Owner of the device memory of one MemoryPlan, uninitialised. Recurrent states are in delta_core's STATE_ORDER."""
+    """Owner of the memory of one MemoryPlan, uninitialised. Recurrent states are in delta_core's STATE_ORDER."""
 
     def __init__(self, device: Device, plan: MemoryPlan) -> None:
         layout = plan.layout
@@ -18,6 +21,8 @@ class CudaCaches:
         self.kv = device.empty((plan.num_pages, layout.page_elements), KV_DTYPES[layout.kv_type])
         self.rows = device.empty((plan.num_rows, layout.state_elements), np.float32)
         self.cells = device.empty((plan.num_cells, layout.state_elements), np.float32)
+        self.host_kv: NDArray[Any] = device.pinned((plan.num_host_pages, layout.page_elements), self.kv.dtype)
+        self.host_cells: NDArray[Any] = device.pinned((plan.num_host_cells, layout.state_elements), np.float32)
 
     @property
     def states(self) -> DeltaStates:

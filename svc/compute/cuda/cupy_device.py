@@ -173,8 +173,11 @@ class CupyDevice:
     def pinned(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
         self.refuse_while_capturing("allocating")
         size = int(np.prod(shape, dtype=np.int64))
-        with self.faults():
-            memory = self._cuda.PinnedMemory(max(size, 1) * np.dtype(dtype).itemsize)
+        nbytes = max(size, 1) * np.dtype(dtype).itemsize
+        try:
+            memory = self._cuda.PinnedMemory(nbytes)
+        except self._runtime.CUDARuntimeError as error:
+            raise MemoryError(f"{nbytes} bytes of pinned memory wanted: {error}") from None
         pointer = self._cuda.PinnedMemoryPointer(memory, 0)  # the array keeps it, and it keeps the memory
         values: NDArray[Any] = np.frombuffer(pointer, dtype, size).reshape(shape)
         return values

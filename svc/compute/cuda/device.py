@@ -182,7 +182,8 @@ class Device(Protocol):
         """A new array with these values."""
 
     def pinned(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-        """Page-locked host memory, uninitialised: the only host memory that the `_async` copies take."""
+        """Page-locked host memory, uninitialised: the only host memory that the `_async` copies take. Parts of it may be used by
+        different streams. MemoryError when the machine does not give it."""
 
     def copy_in(self, target: DeviceArray, values: NDArray[Any], stream: Stream | None = None) -> None:
         """Host to device, same shape and dtype. `values` may be changed as soon as the call returns."""

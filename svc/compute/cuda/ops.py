@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.backend import PENDING, Sample, Sampled
+from svc.compute.backend import PENDING, Sample, Sampled, StepBatch
 from svc.compute.cuda import ends, layers
 from svc.compute.cuda.arena import Arena
 from svc.compute.cuda.caches import CudaCaches
@@ -23,6 +23,7 @@ from svc.compute.cuda.sampler import DeviceSampler
 from svc.compute.cuda.scorer import DeviceScorer
 from svc.compute.cuda.staging import Staging
 from svc.compute.cuda.step import CudaStep, StepLimits, StepUploads
+from svc.compute.cuda.traffic import HostTraffic
 from svc.compute.cuda.uploads import Uploads
 from svc.compute.cuda.weights import Codebooks, CudaWeight, upload_weight
 from svc.compute.cuda.workspace import check_sizes, scratch_bytes, step_bytes
@@ -73,6 +74,7 @@ class CudaOps:
         self._sampler: DeviceSampler | None = None
         self._scorer: DeviceScorer | None = None
         self._marks = itertools.cycle([device.event(), device.event()])  # of the two steps that may be under way
+        self._traffic = HostTraffic(device)
 
     def __repr__(self) -> str:
         return f"CudaOps({self.device.name}, sm_{self.device.arch})"
@@ -155,15 +157,23 @@ class CudaOps:
         return event.synchronize
 
     def caches(self, plan: MemoryPlan) -> CudaCaches:
-        """MemoryBudgetError when the device is full."""
+        """MemoryBudgetError when the device is full, or the machine has no such memory to pin."""
         try:
             return CudaCaches(self.device, plan)
         except MemoryError as error:
+            host = f", with {plan.host_bytes} bytes of pinned memory beside it" if plan.host_tier else ""
             raise MemoryBudgetError(
-                f"the caches ({plan.total_bytes} bytes) do not fit on {self.device.name}: {error}: give smaller budgets"
+                f"the caches ({plan.total_bytes} bytes) do not fit on {self.device.name}{host}: {error}: give smaller budgets"
             ) from None
 
     # -- cache traffic ----------------------------------------------------------------------------------------------------------
+    def move(self, caches: CudaCaches, batch: StepBatch) -> None:
+        _ = self.device  # made current on this thread
+        self._traffic.begin(caches, batch)
+
+    def moves_over(self, *, all_of_them: bool) -> int:
+        return self._traffic.over(all_of_them=all_of_them)
+
     def copy_pages(self, caches: CudaCaches, pairs: NDArray[np.int32]) -> None:
         for part in _parts(pairs):
             copy_blocks(self.device, caches.kv, caches.kv, self._uploaded(part))

@@ -22,6 +22,8 @@ class ReferenceCaches:
         self.kv: NDArray[np.floating] = np.full((plan.num_pages, layout.page_elements), np.nan, KV_DTYPES[layout.kv_type])
         self.rows: Float32 = np.full((plan.num_rows, layout.state_elements), np.nan, np.float32)
         self.cells: Float32 = np.full((plan.num_cells, layout.state_elements), np.nan, np.float32)
+        self.host_kv: NDArray[np.floating] = np.full((plan.num_host_pages, layout.page_elements), np.nan, KV_DTYPES[layout.kv_type])
+        self.host_cells: Float32 = np.full((plan.num_host_cells, layout.state_elements), np.nan, np.float32)
 
     def keys(self, layer: int) -> NDArray[np.floating]:
         """View [num_pages, H_kv, P, D] of an attention layer's keys."""

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.backend import Sample, Sampled
+from svc.compute.backend import Sample, Sampled, StepBatch
+from svc.compute.host_tier import move_at_once
 from svc.compute.model_config import ModelConfig
 from svc.compute.ops import Caches, Ops
 from svc.compute.reference import caches as cache_ops
@@ -39,6 +40,7 @@ class ReferenceOps:
     def __init__(self, dequant_cache_bytes: int = DEQUANT_CACHE_BYTES) -> None:
         """`dequant_cache_bytes`: how much of the weights may stay in memory as float32; the rest is dequantized at each use."""
         self._dequant_cache = DequantCache(dequant_cache_bytes)
+        self._moves_over = 0
 
     def bytes_for_caches(self, *sizes: object) -> None:
         """They stand in the machine's memory."""
@@ -77,6 +79,13 @@ class ReferenceOps:
 
     def caches(self, plan: MemoryPlan) -> ReferenceCaches:
         return ReferenceCaches(plan)
+
+    def move(self, caches: ReferenceCaches, batch: StepBatch) -> None:
+        move_at_once(caches, batch.moves)
+        self._moves_over = batch.moves_before + len(batch.moves)
+
+    def moves_over(self, *, all_of_them: bool) -> int:
+        return self._moves_over
 
     copy_pages = staticmethod(cache_ops.copy_pages)
     save_rows = staticmethod(cache_ops.save_rows)

@@ -163,3 +163,14 @@ def test_faults(device: CupyDevice, monkeypatch: pytest.MonkeyPatch) -> None:
         device.synchronize()
     with pytest.raises(MemoryError, match=f"{8 << 30} bytes wanted on the GPU, {1 << 29} are free"):
         device.empty((2 << 30,), np.float32)
+
+
+def test_memory_that_cannot_be_pinned(device: CupyDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is broken by asking for too much: it is no fault of the device."""
+
+    def refuse(nbytes: int) -> None:
+        raise fake.CUDARuntimeError("cudaErrorMemoryAllocation")
+
+    monkeypatch.setattr(device._cuda, "PinnedMemory", refuse)
+    with pytest.raises(MemoryError, match="48 bytes of pinned memory wanted: cudaErrorMemoryAllocation"):
+        device.pinned((3, 4), np.float32)

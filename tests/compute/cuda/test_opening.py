@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -12,9 +12,12 @@ from structlog.testing import LogCapture
 
 from svc import app
 from svc.compute.cuda import cupy_device
+from svc.compute.cuda.device import Device
+from svc.compute.cuda.ops import CudaOps
 from svc.compute.runner import open_model
 from svc.config import Config
 from svc.errors import BackendUnavailableError, ConfigError, MemoryBudgetError, ModelFileError
+from svc.memory.plan import MemoryPlan
 from tests.compute.rig import GGUF
 from tests.cuda_emulator.build import have_compiler
 from tests.cuda_emulator.device import EmulatedDevice
@@ -39,7 +42,7 @@ def no_progress(done: int, total: int) -> None:
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A machine with GPUs of 96 MiB: the numbers of those that were opened."""
+    """A machine with 64 MiB free, and GPUs of 96 MiB: the numbers of those that were opened."""
     opened: list[int] = []
 
     def open_device(index: int = 0) -> EmulatedDevice:
@@ -48,6 +51,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(cupy_device, "open_cupy_device", open_device)
     monkeypatch.setattr(app, "find_spec", lambda name: name)  # CuPy is installed
+    monkeypatch.setattr(app, "available_memory_bytes", lambda: 64 * MIB)
     return opened
 
 
@@ -159,3 +163,30 @@ def test_budgets_that_do_not_fit(emulated: list[int], logger: Any) -> None:
     """Budgets in numbers are held against the GPU's memory, not the machine's."""
     with pytest.raises(MemoryBudgetError, match="are free"):
         app.load(Config(model=str(MODEL), device="cuda", kv_bytes=2**40, snapshot_bytes=2**24), logger, no_progress)
+
+
+def test_host_tier_that_the_machine_does_not_give(emulated: list[int], logger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than is free is refused before anything is loaded; what cannot be pinned after all, in one sentence too."""
+    sizes: dict[str, Any] = {"kv_bytes": 2**22, "snapshot_bytes": 2**22, "host_kv_bytes": 2**22}
+    with pytest.raises(MemoryBudgetError, match=r"host_snapshot_bytes can be at most .* together"):
+        app.load(Config(model=str(MODEL), device="cuda", **sizes, host_snapshot_bytes=2**60), logger, no_progress)
+
+    def pinned(device: EmulatedDevice, shape: tuple[int, ...], dtype: object) -> None:
+        raise MemoryError("nothing left to pin")
+
+    device = EmulatedDevice()
+    config, _ = open_model(MODEL)
+    plan = MemoryPlan(config.memory_layout(16, "f16"), 8, 2, 4, num_host_pages=3, num_host_cells=2)
+    monkeypatch.setattr(EmulatedDevice, "pinned", pinned)
+    with pytest.raises(MemoryBudgetError, match=rf"with {plan.host_bytes} bytes of pinned memory beside it: nothing left to pin"):
+        CudaOps(cast(Device, device)).caches(plan)
+
+
+def test_automatic_host_tier(emulated: list[int], logger: Any) -> None:
+    """Beside a GPU a share of the machine's memory; on other devices none."""
+    opened = app.open_configured(Config(model=str(MODEL), max_step_tokens=64))
+    plan, _ = app._plan(Config(model=str(MODEL), max_step_tokens=64), opened, app.choose_ops(Config(device="cuda"), logger))
+    assert 15 * MIB < plan.host_bytes <= 16 * MIB
+    assert 0 < plan.num_host_pages / plan.num_pages == pytest.approx(plan.num_host_cells / plan.num_cells, rel=0.1)
+    plan, _ = app._plan(Config(model=str(MODEL), max_seats=1), opened, app.choose_ops(Config(device="reference"), logger))
+    assert not plan.host_tier

@@ -1,0 +1,87 @@
+"""Moves between device and host, as every room makes them: which slabs they join, runs that are one copy, and what steps write."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from svc.compute.backend import StepBatch
+from svc.memory.moves import Move, MoveKind
+
+SLABS = {
+    MoveKind.PAGE_OUT: ("kv", "host_kv"),
+    MoveKind.PAGE_IN: ("host_kv", "kv"),
+    MoveKind.CELL_OUT: ("cells", "host_cells"),
+    MoveKind.ROW_IN: ("host_cells", "rows"),
+}
+"""Attributes of a room's caches, source and target: slabs [n, elements] of one element type and row size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`count` blocks that stand beside each other in both slabs, from `source` and `target` on."""
+
+    kind: MoveKind
+    source: int
+    target: int
+    count: int
+
+
+def runs(moves: Sequence[Move]) -> Iterator[Run]:
+    """The moves in order, neighbours joined; what goes through a slab backwards is joined too."""
+    start = 0
+    while start < len(moves):
+        first, end = moves[start], start + 1
+        step = moves[end].source - first.source if end < len(moves) else 0
+        if step in (1, -1):
+            while end < len(moves) and _continues(first, moves[end], step * (end - start)):
+                end += 1
+        back = min(0, step * (end - start - 1))
+        yield Run(first.kind, first.source + back, first.target + back, end - start)
+        start = end
+
+
+def _continues(first: Move, move: Move, distance: int) -> bool:
+    return (move.kind, move.source - first.source, move.target - first.target) == (first.kind, distance, distance)
+
+
+def move_at_once(caches: Any, moves: Sequence[Move]) -> None:
+    """For rooms whose tiers are both numpy arrays: done when it returns."""
+    for run in runs(moves):
+        source, target = (getattr(caches, name) for name in SLABS[run.kind])
+        target[run.target : run.target + run.count] = source[run.source : run.source + run.count]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Of the device: pages, live rows and snapshot cells."""
+
+    pages: frozenset[int]
+    rows: frozenset[int]
+    cells: frozenset[int]
+
+    def meet(self, other: "Places") -> bool:
+        """Whether any place is in both."""
+        return not (self.pages.isdisjoint(other.pages) and self.rows.isdisjoint(other.rows) and self.cells.isdisjoint(other.cells))
+
+
+def places_moved(moves: Sequence[Move]) -> Places:
+    """What moves read or write on the device."""
+    return Places(
+        frozenset(
+            move.source if move.kind is MoveKind.PAGE_OUT else move.target
+            for move in moves
+            if move.kind in (MoveKind.PAGE_OUT, MoveKind.PAGE_IN)
+        ),
+        frozenset(move.target for move in moves if move.kind is MoveKind.ROW_IN),
+        frozenset(move.source for move in moves if move.kind is MoveKind.CELL_OUT),
+    )
+
+
+def places_written(batch: StepBatch, page_tokens: int) -> Places:
+    """What the rest of a step writes."""
+    pages = [copy.target for copy in batch.copies]
+    for piece in batch.pieces:
+        pages += piece.pages[piece.start // page_tokens : -(-piece.end // page_tokens)].tolist()
+    rows = [*batch.zero_rows, *(restore.row for restore in batch.restores), *(piece.row for piece in batch.pieces)]
+    cells = [*(save.cell for save in batch.saves), *(capture.cell for capture in batch.captures)]
+    return Places(frozenset(pages), frozenset(rows), frozenset(cells))
