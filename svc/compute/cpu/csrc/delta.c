@@ -8,6 +8,7 @@
 #include "ops.h"
 
 #define PANEL 64 /* value columns at once: 64 x 128 floats are 32 KiB, which stay in L1 while the tokens pass */
+#define WIDE_PANEL (LANES_AVX512 ? 128 : PANEL) /* for a single token, which reads the state from far: whole rows, if registers hold them */
 
 typedef struct {
     engine *e;
@@ -17,6 +18,7 @@ typedef struct {
     const int32_t *sequence;
     int channels, keys, values; /* 2 K + V, K, V */
     int padded_heads;           /* row length of beta, decay */
+    int panel, task_panels;     /* columns of a panel, panels of a task */
     size_t recurrent_offset, conv_offset;
     float *raw;    /* [T][channels] before the convolution */
     float *mixed;  /* [T][channels] after convolution and SiLU; q and k normalised */
@@ -95,7 +97,7 @@ typedef struct {
 
 /* A panel of `vectors` x 16 columns. Per token: S = decay S; seen = S'k; delta = beta (v - seen); S += k delta'; o = S'q.
  * One pass over the panel ends a token and begins the next, so that a prefill loads and stores the state once per token. */
-#define EACH_VECTOR _Pragma("GCC unroll 4") for (int i = 0; i < vectors; i++)
+#define EACH_VECTOR _Pragma("GCC unroll 8") for (int i = 0; i < vectors; i++)
 
 /* Begins a token: `seen` of the decayed state. It is kept in `to` if there is one, or else made again by `end_token`. */
 ALWAYS_INLINE void begin_token(int vectors, int key_dim, const head_token *h, const float *from, size_t ld_from, float *to, f32x16 *seen) {
@@ -113,9 +115,10 @@ ALWAYS_INLINE void begin_token(int vectors, int key_dim, const head_token *h, co
     }
 }
 
-/* Ends a token; `decay`: `from` has not decayed yet. With `next`, what is stored is the state as the next token begins with it. */
-ALWAYS_INLINE void end_token(int vectors, int key_dim, const head_token *h, const float *decay, const float *from, size_t ld_from, float *to, size_t ld_to, const head_token *next, f32x16 *seen) {
-    f32x16 delta[PANEL / LANES], sum[PANEL / LANES], beta = v_set1(h->beta), before = v_set1(decay ? *decay : 1.0f), after = v_set1(next ? next->decay : 1.0f);
+/* Ends a token; `decay`: `from` has not decayed yet. With `next`, what is stored is the state as the next token begins with it.
+ * `fetch`: a panel that will be wanted soon, or NULL. */
+ALWAYS_INLINE void end_token(int vectors, int key_dim, const head_token *h, const float *decay, const float *from, size_t ld_from, float *to, size_t ld_to, const head_token *next, const float *fetch, f32x16 *seen) {
+    f32x16 delta[WIDE_PANEL / LANES], sum[WIDE_PANEL / LANES], beta = v_set1(h->beta), before = v_set1(decay ? *decay : 1.0f), after = v_set1(next ? next->decay : 1.0f);
     EACH_VECTOR {
         delta[i] = v_mul(beta, v_sub(v_load(h->value + i * LANES), seen[i]));
         sum[i] = seen[i] = v_zero();
@@ -123,6 +126,9 @@ ALWAYS_INLINE void end_token(int vectors, int key_dim, const head_token *h, cons
     for (int k = 0; k < key_dim; k++) {
         f32x16 key = v_set1(h->key[k]), query = v_set1(h->query[k]), next_key = next ? v_set1(next->key[k]) : v_zero();
         EACH_VECTOR {
+            if (fetch) {
+                __builtin_prefetch(fetch + (size_t)k * ld_from + i * LANES, 0, 2);
+            }
             f32x16 state = v_load(from + (size_t)k * ld_from + i * LANES);
             state = v_madd(key, delta[i], decay ? v_mul(before, state) : state);
             sum[i] = v_madd(query, state, sum[i]);
@@ -159,7 +165,7 @@ ALWAYS_INLINE head_token token_of_head(const delta_job *j, int token, int head, 
 
 /* Runs a panel of one head through all tokens of its sequence. Between tokens the panel lives in compact scratch: rows of the live
  * state are value_dim apart, which would collide in the cache. */
-ALWAYS_INLINE void run_panel(int vectors, const delta_job *j, int sequence, int head, int column, float *panel) {
+ALWAYS_INLINE void run_panel(int vectors, const delta_job *j, int sequence, int head, int column, const float *fetch, float *panel) {
     const delta_layer *l = j->l;
     int first = j->in->cu_seqlens[sequence], last = j->in->cu_seqlens[sequence + 1] - 1, width = vectors * LANES;
     int capture = j->in->cu_captures[sequence], end_capture = j->in->cu_captures[sequence + 1];
@@ -167,34 +173,44 @@ ALWAYS_INLINE void run_panel(int vectors, const delta_job *j, int sequence, int 
     float *live = live_state(j, sequence) + place;
     size_t ld = (size_t)l->value_dim;
     head_token h = token_of_head(j, first, head, column);
-    f32x16 seen[PANEL / LANES];
+    f32x16 seen[WIDE_PANEL / LANES];
     begin_token(vectors, l->key_dim, &h, live, ld, first < last ? panel : NULL, seen);
     for (int t = first; t < last; t++) {
         head_token next = token_of_head(j, t + 1, head, column);
         if (capture < end_capture && j->in->capture_tokens[capture] == t) {
-            end_token(vectors, l->key_dim, &h, NULL, panel, (size_t)width, panel, (size_t)width, NULL, seen);
+            end_token(vectors, l->key_dim, &h, NULL, panel, (size_t)width, panel, (size_t)width, NULL, NULL, seen);
             for (; capture < end_capture && j->in->capture_tokens[capture] == t; capture++) {
                 copy_panel(cell_state(j, capture) + place, ld, panel, (size_t)width, l->key_dim, width);
             }
             begin_token(vectors, l->key_dim, &next, panel, (size_t)width, panel, seen);
         } else {
-            end_token(vectors, l->key_dim, &h, NULL, panel, (size_t)width, panel, (size_t)width, &next, seen);
+            end_token(vectors, l->key_dim, &h, NULL, panel, (size_t)width, panel, (size_t)width, &next, NULL, seen);
         }
         h = next;
     }
     if (first < last) {
-        end_token(vectors, l->key_dim, &h, NULL, panel, (size_t)width, live, ld, NULL, seen);
+        end_token(vectors, l->key_dim, &h, NULL, panel, (size_t)width, live, ld, NULL, fetch, seen);
     } else {
-        end_token(vectors, l->key_dim, &h, &h.decay, live, ld, live, ld, NULL, seen);
+        end_token(vectors, l->key_dim, &h, &h.decay, live, ld, live, ld, NULL, fetch, seen);
     }
     for (; capture < end_capture; capture++) {
         copy_panel(cell_state(j, capture) + place, ld, live, ld, l->key_dim, width);
     }
 }
 
-static void run_panel4(const delta_job *j, int sequence, int head, int column, float *panel) { run_panel(4, j, sequence, head, column, panel); }
-static void run_panel2(const delta_job *j, int sequence, int head, int column, float *panel) { run_panel(2, j, sequence, head, column, panel); }
-static void run_panel1(const delta_job *j, int sequence, int head, int column, float *panel) { run_panel(1, j, sequence, head, column, panel); }
+typedef void (*panel_fn)(const delta_job *j, int sequence, int head, int column, const float *fetch, float *panel);
+#define RUN_PANEL(vectors)                                                                                                       \
+    static void run_panel##vectors(const delta_job *j, int sequence, int head, int column, const float *fetch, float *panel) {   \
+        run_panel(vectors, j, sequence, head, column, fetch, panel);                                                             \
+    }
+RUN_PANEL(1)
+RUN_PANEL(2)
+RUN_PANEL(4)
+#if LANES_AVX512
+RUN_PANEL(8)
+#else
+#define run_panel8 run_panel4
+#endif
 
 /* The last raw rows after each captured token, then after the last token. Shifting old rows down in place reads ahead of writing. */
 static void keep_conv_rows(const delta_job *j, int sequence) {
@@ -214,22 +230,44 @@ static void keep_conv_rows(const delta_job *j, int sequence) {
     }
 }
 
-ALWAYS_INLINE int panels_per_head(const delta_job *j) { return div_up(j->l->value_dim, PANEL); }
+ALWAYS_INLINE int panels_per_head(const delta_job *j) { return div_up(j->l->value_dim, j->panel); }
 
-static void recurrence_task(void *context, int task, int worker) {
-    const delta_job *j = context;
-    int panels = j->l->num_value_heads * panels_per_head(j), sequence = task / (panels + 1), rest = task % (panels + 1);
-    if (rest == panels) {
-        keep_conv_rows(j, sequence);
-        return;
-    }
-    int head = rest / panels_per_head(j), column = rest % panels_per_head(j) * PANEL;
-    for (int left = min_int(PANEL, j->l->value_dim - column); left;) {
-        int width = left >= 64 ? 64 : left >= 32 ? 32 : 16;
-        (width == 64 ? run_panel4 : width == 32 ? run_panel2 : run_panel1)(j, sequence, head, column, j->e->scratch[worker]);
+ALWAYS_INLINE int tasks_per_sequence(const delta_job *j) { return div_up(j->l->num_value_heads * panels_per_head(j), j->task_panels) + 1; }
+
+/* A panel at a time; what is left of a head is covered by narrower ones. */
+static void run_columns(const delta_job *j, int sequence, int head, int column, const float *fetch, float *panel) {
+    for (int left = min_int(j->panel, j->l->value_dim - column); left;) {
+        int width = left >= WIDE_PANEL ? WIDE_PANEL : left >= 64 ? 64 : left >= 32 ? 32 : 16;
+        panel_fn run = width == 128 ? run_panel8 : width == 64 ? run_panel4 : width == 32 ? run_panel2 : run_panel1;
+        run(j, sequence, head, column, fetch, panel);
         column += width;
         left -= width;
     }
+}
+
+static void recurrence_task(void *context, int task, int worker) {
+    const delta_job *j = context;
+    int tasks = tasks_per_sequence(j), sequence = task / tasks, first = task % tasks * j->task_panels;
+    if (task % tasks == tasks - 1) {
+        keep_conv_rows(j, sequence);
+        return;
+    }
+    int end = min_int(first + j->task_panels, j->l->num_value_heads * panels_per_head(j));
+    for (int i = first; i < end; i++) {
+        int head = i / panels_per_head(j), column = i % panels_per_head(j) * j->panel;
+        const float *states = live_state(j, sequence) + j->recurrent_offset; /* [heads][key_dim][value_dim] */
+        int fetches = i + 1 < end && j->panel == j->l->value_dim;
+        const float *fetch = fetches ? states + (size_t)(head + 1) * (size_t)j->l->key_dim * (size_t)j->l->value_dim : NULL;
+        run_columns(j, sequence, head, column, fetch, j->e->scratch[worker]);
+    }
+}
+
+/* Single tokens read whole states once, so heads that stand side by side make a task; more tokens work in the cache. */
+static void plan_recurrence(delta_job *j) {
+    int single = j->in->num_tokens == j->in->num_sequences;
+    j->panel = single ? WIDE_PANEL : PANEL;
+    int panels = j->in->num_sequences * j->l->num_value_heads * panels_per_head(j), wanted = panels / (4 * pool_threads(j->e->threads));
+    j->task_panels = single ? min_int(wanted < 1 ? 1 : wanted, 8) : 1;
 }
 
 /* -- output ------------------------------------------------------------------------------------------------------------------- */
@@ -288,8 +326,8 @@ EXPORT int hr_delta_mixer(engine *e, float *hidden, const delta_layer *l, const 
         return -1; /* before any state changed */
     }
     run_tasks(e, token_task, &j, in->num_tokens, 8 * tokens * (size_t)j.channels);
-    int tasks = in->num_sequences * (l->num_value_heads * panels_per_head(&j) + 1);
-    run_tasks(e, recurrence_task, &j, tasks, 6 * tokens * recurrent);
+    plan_recurrence(&j);
+    run_tasks(e, recurrence_task, &j, in->num_sequences * tasks_per_sequence(&j), 6 * tokens * recurrent);
     run_tasks(e, gated_norm_task, &j, in->num_tokens, 6 * tokens * (size_t)j.values);
     product output = {.weight = &l->output, .x = j.result, .ldx = (size_t)j.values, .num_tokens = in->num_tokens,
                       .out = hidden, .ldo = (size_t)l->output.rows, .add = 1};
