@@ -115,10 +115,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     activations: Annotated[
         Literal["float", "int8"],
         Meta(
-            description="what is multiplied with quantized weights on the cpu device: float, or int8 "
-            "(rounded per token and block: faster)"
+            description="what is multiplied with quantized weights on the cpu device: int8 (rounded per token and block), "
+            "or float (slower, a little more precise)"
         ),
-    ] = "float"
+    ] = "int8"
     exact: Annotated[
         bool,
         Meta(
