@@ -213,7 +213,7 @@ def test_inapplicable_options_are_named() -> None:
     """Only options that were changed and do nothing for this model on this device."""
     attention_only, hybrid = SimpleNamespace(num_delta_layers=0), SimpleNamespace(num_delta_layers=3)
     config = load(
-        flags={"snapshot_bytes": "1GiB", "capture_every_tokens": "64", "threads": "2", "activations": "int8", "exact": "on"}
+        flags={"snapshot_bytes": "1GiB", "capture_every_tokens": "64", "threads": "2", "activations": "float", "exact": "on"}
     )
     assert inapplicable(config, hybrid, "cpu") == []
     assert [sentence.split()[0] for sentence in inapplicable(config, attention_only, "reference")] == [
