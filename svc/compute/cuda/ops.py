@@ -74,7 +74,7 @@ class CudaOps:
         self._sampler: DeviceSampler | None = None
         self._scorer: DeviceScorer | None = None
         self._marks = itertools.cycle([device.event(), device.event()])  # of the two steps that may be under way
-        self._traffic = HostTraffic(device)
+        self._traffic: HostTraffic | None = None  # where there is a host tier
 
     def __repr__(self) -> str:
         return f"CudaOps({self.device.name}, sm_{self.device.arch})"
@@ -168,11 +168,13 @@ class CudaOps:
 
     # -- cache traffic ----------------------------------------------------------------------------------------------------------
     def move(self, caches: CudaCaches, batch: StepBatch) -> None:
-        _ = self.device  # made current on this thread
+        device = self.device  # made current on this thread
+        if self._traffic is None:
+            self._traffic = HostTraffic(device)
         self._traffic.begin(caches, batch)
 
     def moves_over(self, *, all_of_them: bool) -> int:
-        return self._traffic.over(all_of_them=all_of_them)
+        return self._traffic.over(all_of_them=all_of_them) if self._traffic else 0
 
     def copy_pages(self, caches: CudaCaches, pairs: NDArray[np.int32]) -> None:
         for part in _parts(pairs):
