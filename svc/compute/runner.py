@@ -89,8 +89,8 @@ class ModelRunner:
 
     def submit(self, batch: StepBatch) -> SubmittedStep:
         """Queues one step; asserts that its numbers are within the plan. Done on return where operations are."""
-        check_batch(batch, self.plan, self.max_step_tokens, self.model.config.vocab_size)
         before, self._latest = self._latest, None
+        check_batch(batch, self.plan, self.max_step_tokens, self.model.config.vocab_size)
         if batch.ahead and before is None:
             raise StepRefusedError("the step before, whose end was foreseen, has failed")
         started, wanted, left = self._clock(), batch, list(range(len(batch.samples)))
