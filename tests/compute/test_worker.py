@@ -4,6 +4,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,61 @@ async def test_one_thread_of_its_own() -> None:
     (thread,) = set(backend.threads)
     assert thread is not threading.current_thread()
     assert not thread.is_alive()
+
+
+class DeviceBackend(GatedBackend):
+    """Begins steps at once and notes in what order they are begun and waited for, as on a device that works by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order: list[str] = []
+
+    def submit(self, batch: StepBatch) -> Any:
+        self.order.append("begin")
+        return DeviceStep(self.order, len([one for one in self.order if one == "begin"]))
+
+
+class DeviceStep:
+    finished = False
+
+    def __init__(self, order: list[str], number: int) -> None:
+        self._order, self._number = order, number
+
+    def result(self) -> StepResult:
+        self._order.append(f"wait {self._number}")
+        return StepResult((), (self._number,), 0.0)
+
+
+async def test_the_next_step_is_begun_before_one_is_waited_for() -> None:
+    """On a device that works by itself: whoever submits the next step before asking for a result lets it begin in time."""
+    backend = DeviceBackend()
+    worker = ComputeWorker(backend)
+    steps = [worker.submit(EMPTY), worker.submit(EMPTY)]
+    first = await steps.pop(0).result()
+    for _ in range(2):
+        steps.append(worker.submit(EMPTY))
+        await steps.pop(0).result()
+    assert (await steps[0].result()).captured == (await steps[0].result()).captured == (4,)
+    assert first.captured == (1,)
+    assert backend.order == ["begin", "begin", "wait 1", "begin", "wait 2", "begin", "wait 3", "wait 4"]
+    await worker.close()
+
+
+async def test_a_result_does_not_wait_for_the_next_step() -> None:
+    """On the host's own processor a step's result is there as soon as it has ended, although the next one runs already."""
+    backend = GatedBackend()
+    worker = ComputeWorker(backend)
+    backend.gate.set()
+    first = worker.submit(EMPTY)
+    await asyncio.wait([first._begun])
+    backend.gate.clear()
+    backend.started.clear()
+    second = worker.submit(EMPTY)
+    await started(backend)
+    assert (await first.result()).captured == (1,)
+    backend.gate.set()
+    assert (await second.result()).captured == (2,)
+    await worker.close()
 
 
 async def test_errors_travel_and_end_nothing() -> None:

@@ -31,10 +31,15 @@ class LoopWorker:
         self.gate = asyncio.Event()
         self.gate.set()
         self.asked = asyncio.Event()
+        self.num_submitted = self.most_at_once = 0
+        self._at_once = 0
         self._last: asyncio.Task[StepResult] | None = None
 
     def submit(self, batch: StepBatch) -> "LoopStep":
         self.asked.set()
+        self.num_submitted += 1
+        self._at_once += 1
+        self.most_at_once = max(self.most_at_once, self._at_once)
         self._last = asyncio.get_running_loop().create_task(self._run(batch, self._last))
         return LoopStep(self._last)
 
@@ -43,6 +48,7 @@ class LoopWorker:
             await asyncio.wait([before])
         await self.gate.wait()
         await asyncio.sleep(0)
+        self._at_once -= 1
         return self.backend.run(batch)
 
 
@@ -205,6 +211,49 @@ async def test_a_failing_step_ends_its_requests_with_an_error() -> None:
     assert await tokens_of(bench.submit()) == expected()
     assert [str(error) for error in bench.errors] == ["device lost"]
     assert bench.engine.state is EngineState.READY
+    await bench.settle()
+
+
+@pytest.mark.parametrize("moment", range(1, 13))
+async def test_a_step_that_fails_at_any_moment(moment: int) -> None:
+    """Also while the next one is under way, which is refused: reported once, whoever was in it ends with an error, the others and
+    later requests are answered, nothing is held."""
+    bench = Bench()
+    count = 0
+
+    def fail(batch: StepBatch) -> bool:
+        nonlocal count
+        count += 1
+        return count == moment
+
+    bench.backend.fail_when = fail
+    await bench.engine.start()
+    streams = [bench.submit(20 + seed, max_tokens=4 + seed, seed=seed) for seed in range(6)]  # more than there are seats
+    answers = await asyncio.gather(*(tokens_of(stream) for stream in streams))
+    for seed, (stream, answer) in enumerate(zip(streams, answers, strict=True)):
+        assert stream.finished is not None
+        whole = expected(20 + seed, 4 + seed, seed)
+        assert answer == (whole if stream.finished.reason is FinishReason.LENGTH else whole[: len(answer)])
+    assert [str(error) for error in bench.errors] == ["device lost"]
+    assert 1 <= sum(finished.reason is FinishReason.ERROR for _, finished in bench.ended) <= 4
+    assert await tokens_of(bench.submit()) == expected()
+    assert bench.engine.state is EngineState.READY
+    await bench.settle()
+
+
+async def test_the_next_step_is_submitted_while_one_runs() -> None:
+    """A stream's steps follow each other without the loop: two are with the worker at once, and never more."""
+    bench = Bench()
+    bench.worker.gate.clear()
+    await bench.engine.start()
+    stream = bench.submit(20, max_tokens=6)
+    await bench.worker.asked.wait()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert bench.worker.num_submitted == 2
+    bench.worker.gate.set()
+    assert await tokens_of(stream) == expected(20, 6)
+    assert bench.worker.most_at_once == 2
     await bench.settle()
 
 
