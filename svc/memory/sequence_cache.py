@@ -333,9 +333,11 @@ class SequenceCache:
         return self._pool.num_available
 
     def idle_pages(self, tokens: TokenIds, resume: ResumePoint) -> int:
-        """Pages that `open` would take out of `free_pages_possible`: those of the resume point that nobody holds yet."""
+        """Pages that `open` would take out of `free_pages_possible`: those of the resume point that nobody holds yet, or that stand
+        on the host."""
         walk = self._tree.walk(token_array(tokens, resume.position))
-        return sum(not self._pool.is_held(page) for page in walk.pages(min(resume.position, walk.matched), self._pool.page_tokens))
+        pages = walk.pages(min(resume.position, walk.matched), self._pool.page_tokens)
+        return sum(self._pool.on_host(page) or not self._pool.is_held(page) for page in pages)
 
     @property
     def num_free_rows(self) -> int:

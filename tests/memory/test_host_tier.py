@@ -145,6 +145,25 @@ def test_no_room_for_what_has_to_come() -> None:
     cache.check()
 
 
+def test_pinned_pages_on_the_host_need_room_too() -> None:
+    """A joiner's pin keeps them, but where they stand: whoever resumes there has to fetch them, and admission knows."""
+    cache, device = two_tiers()
+    first = text(1, 14)
+    converse(cache, device, first)
+    for number in (2, 3):
+        converse(cache, device, text(number, 14), now=float(number))
+    pin = cache.pin_at(first, 14)
+    assert pin is not None
+    resume, possible = cache.match(first, 4.0), cache.free_pages_possible()
+    assert cache.idle_pages(first, resume) == 4
+    lease = cache.open(first, resume, 4.0)
+    assert lease is not None
+    assert cache.free_pages_possible() == possible - 4
+    cache.close(lease, first, 0, 5.0)
+    cache.unpin(pin)
+    cache.check()
+
+
 def test_a_poisoned_sequence_is_not_matched_on_the_host_either() -> None:
     """What it published has moved to the host meanwhile: the reference is still good, and the snapshot is gone."""
     cache, device = two_tiers(pages=40, cells=1)
