@@ -7,6 +7,7 @@ beside it shows how much the machine is shared. A buffer must be larger than the
 """
 
 import argparse
+import ctypes
 import statistics
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from svc.compute.cpu.library import available_levels
 from svc.compute.cpu.ops import CpuOps, num_cores
 from svc.compute.quant import quant_type
 from svc.compute.weights.gguf_file import GgufTensor
@@ -59,6 +61,13 @@ def memory_rows(mib: int, threads: int, rounds: int) -> list[str]:
         ]
 
 
+def integer_row(ops: CpuOps, rounds: int) -> str:
+    """The instructions that products are made of, all threads together, with nothing to load."""
+    done = ctypes.c_int64()
+    found = times(lambda: ops._engine.call("hr_integer_peak", 1 << 22, ctypes.byref(done)), rounds)
+    return row("8-bit products in registers", 2 * done.value / 1e9, "GOP/s", found)
+
+
 def matrix(kind: str, rows: int) -> GgufTensor:
     """Random blocks [rows, COLUMNS] with ordinary scales: infinities and tiny numbers could take another time."""
     quant, random = quant_type(kind), np.random.default_rng(0)
@@ -95,12 +104,14 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=512, help="size of the buffers that must not fit into a cache")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=0, help="0: every core this process may use")
+    parser.add_argument("--level", choices=available_levels(), help="instead of the best")
     parser.add_argument("--types", nargs="+", choices=("Q8_0", "Q4_K", "Q6_K"), default=["Q8_0", "Q4_K", "Q6_K"])
     arguments = parser.parse_args()
     threads = arguments.threads or num_cores()
-    ops = CpuOps(threads)
+    ops = CpuOps(threads, activations="int8", level=arguments.level)
     print(f"{ops}; {machine()}\n\n| limit | best | median | |\n|---|--:|--:|---|")
     print("\n".join(memory_rows(arguments.mib, threads, arguments.rounds)), flush=True)
+    print(integer_row(ops, arguments.rounds), flush=True)
     for kind in arguments.types:
         print("\n".join(product_rows(ops, kind, arguments.mib, arguments.rounds)), flush=True)
     ops.close()
