@@ -1,4 +1,4 @@
-"""CpuOps: each operation is one call into the C library (csrc/), which runs it on its own threads while the GIL is free."""
+"""CpuOps: calls into the C library (csrc/), a whole forward in one; it runs them on its own threads while the GIL is free."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
