@@ -56,6 +56,7 @@ except ImportError:  # not on every platform; asyncio's own loop does as well, m
 STOP_EXTENSION_S = 30.0  # beyond the drain time: for the step under way, and for closing
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 WARM_UP_TOKENS = 256  # enough for the kernels of many rows, also where these are shared out among hundreds of experts
+MAX_NAMED_TENSORS = 5  # in the warning about those that nothing reads
 TEMPLATE_KEY = "tokenizer.chat_template"
 
 Progress = Callable[[int, int], None]
@@ -212,6 +213,10 @@ def load(config: Config, logger: Logger, progress: Progress, on_compile: Callabl
         logger.warning("weights_not_read_ahead", reason=too_large)
     _warn(config, opened, ops.name, plan, template, logger)
     model = load_model(opened.source, model_config, ops, progress, read_in=too_large is None)
+    if model.unused_tensors:
+        names = ", ".join(model.unused_tensors[:MAX_NAMED_TENSORS]) + (", ..." if model.unused_tensors[MAX_NAMED_TENSORS:] else "")
+        reason = f"{len(model.unused_tensors)} tensors of {file.path} are not computed with ({names}): answers may be wrong"
+        logger.warning("unused_tensors", reason=reason)
     runner = ModelRunner(model, ops, plan, config.max_step_tokens)
     return Loaded(file, model_config, context_tokens, runner, tokenizer, template)
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import structlog
 from structlog.testing import LogCapture
@@ -54,6 +55,20 @@ def test_what_was_opened_is_remarked_upon(logger: Any, captured: LogCapture) -> 
     warnings = [line for line in captured.entries if line["log_level"] == "warning"]
     assert [line["event"] for line in warnings] == ["new_metadata_key", "option_without_effect", "beyond_training"]
     assert [word in line["reason"] for line, word in zip(warnings, ("cuont", "yarn_beta_slow", "4097"), strict=True)] == [True] * 3
+
+
+def test_tensors_that_nothing_reads(tmp_path: Path, logger: Any, captured: LogCapture) -> None:
+    """One warning that counts them and names some: a file of a newer kind may want more than is computed."""
+    whole = GgufFile.open(MODEL)
+    tensors = {name: (tensor.data, tensor.type) for name, tensor in whole.tensors.items()}
+    unknown = {f"blk.0.mystery_{i}": (np.zeros((1, 32), np.float32), "F32") for i in range(9)}
+    write_gguf(tmp_path / "newer.gguf", whole.metadata, tensors | unknown)
+    load(logger, tmp_path / "newer.gguf")
+    (warning,) = [line for line in captured.entries if line["log_level"] == "warning"]
+    assert warning["event"] == "unused_tensors"
+    assert warning["reason"].startswith("9 tensors of ")
+    assert "blk.0.mystery_0" in warning["reason"]
+    assert "..." in warning["reason"]
 
 
 def test_a_model_in_parts(tmp_path: Path, logger: Any) -> None:
