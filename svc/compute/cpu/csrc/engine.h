@@ -1,4 +1,4 @@
-/* What Python passes in (mirrored in svc/compute/cpu/library.py), and the engine: thread pool and scratch memory.
+/* What Python passes in (mirrored in svc/compute/cpu/structs.py), and the engine: thread pool and scratch memory.
  *
  * Ops return 0, or -1 when memory for scratch could not be had. All pointers belong to the caller and stay valid during a call.
  * Letters: T tokens, C hidden size, B sequences, P page tokens; rows of activations inside an op are padded to whole lanes. */
