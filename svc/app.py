@@ -21,7 +21,7 @@ import numpy as np
 
 from svc.compute.backend import Piece, Sample, StepBatch
 from svc.compute.model_config import ModelConfig
-from svc.compute.opening import OpenedModel, open_configured
+from svc.compute.opening import OpenedModel, open_configured, plan_caches
 from svc.compute.ops import Ops
 from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner, load_model
 from svc.compute.sampling.params import SamplingParams
@@ -39,8 +39,7 @@ from svc.lifecycle import KernelProgress, Notifier, Shutdown, load_progress
 from svc.lifecycle import LoadInterruptedError as LoadInterruptedError  # raised by `load`
 from svc.log import Logger, configure_logging
 from svc.machine import available_memory_bytes
-from svc.memory.auto_budget import FREE_SHARE, resolve_budgets, resolve_host_budgets, weights_remark
-from svc.memory.plan import MemoryPlan, plan_memory, with_host_tier
+from svc.memory.plan import MemoryPlan
 from svc.memory.sequence_cache import SequenceCache
 from svc.metrics import Metrics
 from svc.slots.budget import ChunkBudget
@@ -223,18 +222,10 @@ def load(config: Config, logger: Logger, progress: Progress, on_compile: Callabl
 
 def _plan(config: Config, opened: OpenedModel, ops: Ops) -> tuple[MemoryPlan, str | None]:
     """Counts for the caches, and what to say of weights that the machine's memory cannot hold."""
-    weights_bytes, context_tokens = opened.file.file_bytes, opened.context_tokens
     layout = opened.config.memory_layout(config.page_tokens, config.kv_type)
-    sizes = (config.max_seats, config.max_step_tokens, MAX_LOGIT_ROWS, weights_bytes)
+    sizes = (config.max_seats, config.max_step_tokens, MAX_LOGIT_ROWS, opened.file.file_bytes)
     on_device = ops.bytes_for_caches(opened.config, layout, *sizes)
-    available_bytes = available_memory_bytes()
-    if on_device is not None:
-        plan = memory_plan(config, opened.config, on_device, 0, context_tokens, free_share=1.0)
-        return host_tier(config, plan, available_bytes, beside_gpu=True), None
-    plan = memory_plan(config, opened.config, available_bytes, weights_bytes, context_tokens)
-    plan = host_tier(config, plan, max(available_bytes - plan.total_bytes, 0), beside_gpu=False)
-    caches_bytes = plan.total_bytes + plan.host_bytes
-    return plan, weights_remark(weights_bytes=weights_bytes, caches_bytes=caches_bytes, available_bytes=available_bytes)
+    return plan_caches(config, opened, on_device, available_memory_bytes())
 
 
 def read_tokenizer(opened: OpenedModel) -> Tokenizer:
@@ -290,43 +281,6 @@ def _open_cuda(device: str, exact: bool, on_compile: Callable[[str], None] | Non
     opened = cast(Device, open_cupy_device(int(device.partition(":")[2] or 0)))
     opened.on_compile = on_compile
     return cast(Ops, CudaOps(opened, exact=exact))
-
-
-def memory_plan(
-    config: Config,
-    model: ModelConfig,
-    available_bytes: int,
-    weights_bytes: int,
-    context_tokens: int,
-    free_share: float = FREE_SHARE,
-) -> MemoryPlan:
-    """Budgets in bytes to counts. MemoryBudgetError says what would fit."""
-    layout = model.memory_layout(config.page_tokens, config.kv_type)
-    kv_bytes, snapshot_bytes = resolve_budgets(
-        layout,
-        kv_bytes=None if config.kv_bytes == "auto" else config.kv_bytes,
-        snapshot_bytes=None if config.snapshot_bytes == "auto" else config.snapshot_bytes,
-        available_bytes=available_bytes,
-        weights_bytes=weights_bytes,
-        num_rows=config.max_seats,
-        context_tokens=context_tokens,
-        free_share=free_share,
-    )
-    return plan_memory(
-        layout, kv_bytes=kv_bytes, snapshot_bytes=snapshot_bytes, num_rows=config.max_seats, context_tokens=context_tokens
-    )
-
-
-def host_tier(config: Config, plan: MemoryPlan, available_bytes: int, *, beside_gpu: bool) -> MemoryPlan:
-    """The plan with what the machine's memory keeps for the device. MemoryBudgetError says what would fit."""
-    host_kv_bytes, host_snapshot_bytes = resolve_host_budgets(
-        plan,
-        host_kv_bytes=None if config.host_kv_bytes == "auto" else config.host_kv_bytes,
-        host_snapshot_bytes=None if config.host_snapshot_bytes == "auto" else config.host_snapshot_bytes,
-        available_bytes=available_bytes,
-        beside_gpu=beside_gpu,
-    )
-    return with_host_tier(plan, host_kv_bytes=host_kv_bytes, host_snapshot_bytes=host_snapshot_bytes)
 
 
 def chat_template(config: Config, file: GgufFile, tokenizer: Tokenizer) -> ChatTemplate | None:

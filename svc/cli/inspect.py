@@ -9,12 +9,11 @@ import msgspec
 
 from svc.cli.options import MEMORY_KEYS, METADATA_KEYS, add_options, load
 from svc.compute.model_config import ModelConfig
-from svc.compute.opening import OpenedModel, open_configured
+from svc.compute.opening import OpenedModel, open_configured, plan_caches
 from svc.compute.weights.gguf_file import GgufFile
 from svc.config import Config
 from svc.machine import available_memory_bytes
-from svc.memory.auto_budget import FREE_SHARE, resolve_budgets, resolve_host_budgets, weights_remark
-from svc.memory.plan import MemoryPlan, plan_memory, with_host_tier
+from svc.memory.plan import MemoryPlan
 
 if TYPE_CHECKING:
     from svc.compute.cuda.ops import CudaOps
@@ -143,35 +142,10 @@ def inspect_model(config: Config, available_bytes: int, gpu: "CudaOps | None" = 
     """
     opened = open_configured(config)
     file, model, context_tokens = opened.file, opened.config, opened.context_tokens
-    layout = model.memory_layout(config.page_tokens, config.kv_type)
-    machine_bytes, weights_bytes, free_share, gpu_report = available_bytes, file.file_bytes, FREE_SHARE, None
-    if gpu is not None:
-        gpu_report = _gpu_report(config, gpu, opened)
-        available_bytes, weights_bytes, free_share = gpu_report.for_caches_bytes, 0, 1.0
-    kv_bytes, snapshot_bytes = resolve_budgets(
-        layout,
-        kv_bytes=None if config.kv_bytes == "auto" else config.kv_bytes,
-        snapshot_bytes=None if config.snapshot_bytes == "auto" else config.snapshot_bytes,
-        available_bytes=available_bytes,
-        weights_bytes=weights_bytes,
-        num_rows=config.max_seats,
-        context_tokens=context_tokens,
-        free_share=free_share,
-    )
-    plan = plan_memory(
-        layout, kv_bytes=kv_bytes, snapshot_bytes=snapshot_bytes, num_rows=config.max_seats, context_tokens=context_tokens
-    )
-    host_kv_bytes, host_snapshot_bytes = resolve_host_budgets(
-        plan,
-        host_kv_bytes=None if config.host_kv_bytes == "auto" else config.host_kv_bytes,
-        host_snapshot_bytes=None if config.host_snapshot_bytes == "auto" else config.host_snapshot_bytes,
-        available_bytes=machine_bytes if gpu is not None else max(machine_bytes - plan.total_bytes, 0),
-        beside_gpu=gpu is not None,
-    )
-    plan = with_host_tier(plan, host_kv_bytes=host_kv_bytes, host_snapshot_bytes=host_snapshot_bytes)
-    remarks = [remark.reason for remark in opened.remarks]
-    too_large = weights_remark(weights_bytes=weights_bytes, caches_bytes=plan.total_bytes, available_bytes=available_bytes)
-    remarks += [too_large] if too_large else []
+    gpu_report = None if gpu is None else _gpu_report(config, gpu, opened)
+    device_bytes = None if gpu_report is None else gpu_report.for_caches_bytes
+    plan, too_large = plan_caches(config, opened, device_bytes, available_bytes)
+    remarks = [remark.reason for remark in opened.remarks] + ([too_large] if too_large else [])
     return Report(_file_report(file), _model_report(model, file), _memory_report(plan, context_tokens), gpu_report, remarks)
 
 
