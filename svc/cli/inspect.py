@@ -1,7 +1,6 @@
 """`headrace inspect MODEL`: what a model file is, what a token and a snapshot cost, and what the budgets hold."""
 
 import argparse
-import math
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
@@ -160,18 +159,14 @@ def _gpu_report(config: Config, gpu: "CudaOps", opened: OpenedModel) -> GpuRepor
 
 
 def _file_report(file: GgufFile) -> FileReport:
-    sizes: dict[str, int] = {}
-    for tensor in file.tensors.values():
-        sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.nbytes
-    total = sum(sizes.values())
     return FileReport(
         path=str(file.path),
         num_files=len(file.paths),
         size_bytes=file.file_bytes,
         gguf_version=file.version,
         num_tensors=len(file.tensors),
-        num_parameters=sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
-        quant_types={kind: size / total for kind, size in sorted(sizes.items(), key=lambda item: -item[1])},
+        num_parameters=file.num_parameters,
+        quant_types=file.type_shares(),
         has_chat_template=CHAT_TEMPLATE_KEY in file.metadata,
     )
 

@@ -106,19 +106,14 @@ def host_share(case: Case, rounds: list[Round]) -> HostShare:
 
 
 def model_facts(file: "GgufFile", config: "ModelConfig") -> ModelFacts:
-    counts = {name: math.prod(tensor.shape) for name, tensor in file.tensors.items()}
-    sizes: dict[str, int] = {}
-    for tensor in file.tensors.values():
-        sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.nbytes
-    total = sum(sizes.values())
     return ModelFacts(
         file=str(file.path),
         name=config.name,
         architecture=config.architecture,
         size_bytes=file.file_bytes,
-        num_parameters=sum(counts.values()),
+        num_parameters=file.num_parameters,
         num_active_parameters=num_active(file, config),
-        quant_types={kind: size / total for kind, size in sorted(sizes.items(), key=lambda item: -item[1])},
+        quant_types=file.type_shares(),
     )
 
 

@@ -1,5 +1,6 @@
 """A GGUF model file, mapped into memory: metadata as Python values, tensors as views of the file's bytes."""
 
+import math
 import mmap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -100,6 +101,18 @@ class GgufFile(TypedMetadata):
 
     def __repr__(self) -> str:
         return f"<GgufFile {self.path} {self.architecture}, {len(self.tensors)} tensors, {self.file_bytes} bytes>"
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
+    def type_shares(self) -> dict[str, float]:
+        """Each type's share of the tensors' bytes, largest first."""
+        sizes: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.nbytes
+        total = sum(sizes.values())
+        return {kind: size / total for kind, size in sorted(sizes.items(), key=lambda item: -item[1])}
 
     @property
     def stem(self) -> str:
