@@ -13,8 +13,9 @@ import numpy as np
 from svc.compute.backend import PENDING, Finished, Piece, Sample, Sampled, StepBatch, StepRefusedError, StepResult
 from svc.compute.host_tier import places_moved, places_written
 from svc.compute.sampling.params import SamplingParams
-from svc.memory.moves import Move, MoveKind
+from svc.memory.moves import Move
 from svc.memory.plan import MemoryPlan
+from tests.fakes.moves import make_move
 
 VOCABULARY = 997
 SKIPPED = -7  # what a sample of a skipped row gives: nothing that anybody may look at
@@ -155,15 +156,7 @@ class FakeBackend:
         while self._moves and self._moves[0][0] + lag <= len(self.batches):
             _, move = self._moves.pop(0)
             self._moves_over += 1
-            match move.kind:
-                case MoveKind.PAGE_OUT:
-                    self.host_pages[move.target] = list(self.pages[move.source])
-                case MoveKind.PAGE_IN:
-                    self.pages[move.target] = list(self.host_pages[move.source])
-                case MoveKind.CELL_OUT:
-                    self.host_cells[move.target] = self.cells[move.source]
-                case MoveKind.ROW_IN:
-                    self.rows[move.target] = self.host_cells[move.source]
+            make_move(self, move)
 
     def poison(self, prefix: Sequence[int]) -> None:
         """The next step that evaluates the last token of `prefix` goes wrong: whatever descends from that state is not finite."""

@@ -8,9 +8,10 @@ of the host tier included.
 from collections.abc import Callable, Sequence
 
 from svc.memory.layout import MemoryLayout
-from svc.memory.moves import Move, MoveKind
+from svc.memory.moves import Move
 from svc.memory.plan import MemoryPlan
 from svc.memory.sequence_cache import Lease, ResumePoint, SequenceCache, SnapshotRef
+from tests.fakes.moves import make_move
 
 Prefix = tuple[int, ...]
 
@@ -69,15 +70,7 @@ class Device:
 
         def work() -> None:
             for move in moves:
-                match move.kind:
-                    case MoveKind.PAGE_OUT:
-                        self.host_pages[move.target] = list(self.pages[move.source])
-                    case MoveKind.PAGE_IN:
-                        self.pages[move.target] = list(self.host_pages[move.source])
-                    case MoveKind.CELL_OUT:
-                        self.host_cells[move.target] = self.cells[move.source]
-                    case MoveKind.ROW_IN:
-                        self.rows[move.target] = self.host_cells[move.source]
+                make_move(self, move)
 
         self.enqueue(work)
 
