@@ -255,7 +255,7 @@ ALWAYS_INLINE ints add_two_pieces(ints sum, const tile *t, int group, int lane, 
 #define QUARTER_SCALE(t, group, lane, e) i_spread(both_halves(i_load((t)->scale[group] + (lane))), e)
 
 ALWAYS_INLINE ints both_halves(ints scale) {
-    return DIRECT_DOT ? i_or(i_and(scale, i_set1(0xffff)), i_left(scale, 16)) : scale;
+    return DIRECT_DOT ? in_halves(scale, scale) : scale;
 }
 
 ALWAYS_INLINE ints add_one_piece(ints sum, const tile *t, int group, int lane, const int e, ints w, const int8_t *x) {
@@ -375,7 +375,6 @@ typedef struct {
 } tile_job;
 
 typedef void (*unpack_fn)(const uint8_t *rows, size_t stride, tile *t, int lane, int block);
-typedef void (*head_fn)(const uint8_t *rows, size_t stride, tile *t, int lane, int block);
 typedef ints (*one_token_fn)(const uint8_t *rows, size_t stride, tile *t, int lane, const int8_t *x);
 
 ALWAYS_INLINE const void *unit_of(kind k, const tile_job *j, size_t unit, int token) {
@@ -431,8 +430,8 @@ ALWAYS_INLINE void apply_tiles_256(kind k, const tile_job *j, const tile *t, siz
 }
 
 ALWAYS_INLINE void apply_tiles_32(kind k, const tile_job *j, tile *t, int num_blocks, size_t unit) {
-    for (int i = 0; i < 64; i++) {
-        i_store(t->w[i], i < 8 * num_blocks ? to_signed(k.is_signed, k.offset, i_load(t->w[i])) : i_set1(0));
+    for (int i = 0; i < 8 * num_blocks; i++) {
+        i_store(t->w[i], to_signed(k.is_signed, k.offset, i_load(t->w[i])));
     }
     for (int token = 0; token < j->num_tokens; token += TILE_TOKENS) {
         int count = min_int(TILE_TOKENS, j->num_tokens - token);
@@ -446,9 +445,11 @@ ALWAYS_INLINE void apply_tiles_32(kind k, const tile_job *j, tile *t, int num_bl
         _Alignas(64) tile_sums dots[8];
         multiply_4_of_32((const uint8_t(*)[INT_ROWS][4])t->w, b->q, sizeof *b);
         store_4_of_32(dots);
-        multiply_4_of_32((const uint8_t(*)[INT_ROWS][4])t->w[32], b->q + 128, sizeof *b);
+        if (num_blocks > 4) {
+            multiply_4_of_32((const uint8_t(*)[INT_ROWS][4])t->w[32], b->q + 128, sizeof *b);
+        }
         for (int block = 0; block < num_blocks; block++) {
-            if (block == 4 || block == num_blocks - 1) {
+            if (block == 4) {
                 store_4_of_32(dots + 4);
             }
             UNROLL
@@ -488,7 +489,7 @@ ALWAYS_INLINE void one_token_256(kind k, size_t block_bytes, one_token_fn one, c
 }
 
 #if INT_LANES > 1
-ALWAYS_INLINE void one_token_32(kind k, size_t block_bytes, head_fn head, const int8_t *table, const tile_job *j, tile *t) {
+ALWAYS_INLINE void one_token_32(kind k, size_t block_bytes, unpack_fn head, const int8_t *table, const tile_job *j, tile *t) {
     size_t at = 0, head_bytes = block_bytes - (k.nibbles ? 16 : 32);
     for (size_t unit = 0; unit * 256 < (size_t)j->cols; unit++) {
         const blocks32 *b = unit_of(k, j, unit, 0);
@@ -508,7 +509,7 @@ ALWAYS_INLINE void one_token_32(kind k, size_t block_bytes, head_fn head, const 
 }
 #endif
 
-ALWAYS_INLINE void run_tile(kind k, size_t block_bytes, unpack_fn unpack, one_token_fn one, head_fn head, const int8_t *table, const tile_job *j) {
+ALWAYS_INLINE void run_tile(kind k, size_t block_bytes, unpack_fn unpack, one_token_fn one, unpack_fn head, const int8_t *table, const tile_job *j) {
     tile t;
     if (one && j->num_tokens == 1) {
         one_token_256(k, block_bytes, one, j, &t);

@@ -47,8 +47,7 @@ ALWAYS_INLINE void split_scaled(int groups, int is_signed, int offset, const til
     ints odd_bytes = _mm512_set1_epi16((short)0xff00), seven_bits = EACH_BYTE(0x7f);
     int steps = 64 / groups;
     for (int group = 0; group < groups; group++) {
-        ints scale = i_load(t->scale[group]);
-        scale = i_or(i_and(scale, i_set1(0xffff)), i_left(scale, 16));
+        ints scale = in_halves(i_load(t->scale[group]), i_load(t->scale[group]));
         UNROLL
         for (int i = group * steps; i < (group + 1) * steps; i++) {
             ints w = i_load(t->w[i]), even = _mm512_and_si512(w, _mm512_set1_epi16(255)), odd = _mm512_srli_epi16(w, 8);

@@ -17,13 +17,16 @@ typedef struct { /* 256 columns: one block, or up to eight blocks of 32 */
 
 #define SIGNED_BYTES(w) (SIGNED_WEIGHTS ? (w) : i_xor(w, i_set1((int32_t)0x80808080)))
 
+/* The low halves of both in each lane. */
+ALWAYS_INLINE ints in_halves(ints first, ints second) { return i_or(i_and(first, i_set1(0xffff)), i_left(second, 16)); }
+
 /* A scale as `add_scaled` wants it. */
 ALWAYS_INLINE void store_scale(tile *t, int group, int lane, ints scale) {
-    i_store(t->scale[group] + lane, DIRECT_DOT ? scale : i_or(i_and(scale, i_set1(0xffff)), i_left(scale, 16)));
+    i_store(t->scale[group] + lane, DIRECT_DOT ? scale : in_halves(scale, scale));
 }
 
 ALWAYS_INLINE void store_pair(tile *t, int i, int lane, ints first, ints second) {
-    i_store(t->pair[i] + lane, i_or(i_and(first, i_set1(0xffff)), i_left(second, 16)));
+    i_store(t->pair[i] + lane, in_halves(first, second));
 }
 
 /* The half at the beginning of a block of each row. */
