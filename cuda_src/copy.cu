@@ -1,4 +1,4 @@
-// Whole blocks of memory (KV pages, live rows, snapshot cells) moved or set to zero. `words` is the size of a block in the
+// Whole blocks of memory (KV pages, live rows, snapshots) moved or set to zero. `words` is the size of a block in the
 // kernel's words.
 //
 // Each thread has its own words and does all pairs at them, one pair after the other: a block may be a target first and a

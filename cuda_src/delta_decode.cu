@@ -103,8 +103,8 @@ __device__ __forceinline__ void prepare_head(float* out, const float* raw, const
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
 delta_decode(float* __restrict__ reads, const float* __restrict__ raw, const float* __restrict__ beta, const float* __restrict__ alpha,
              const float* __restrict__ taps, const float* __restrict__ a, const float* __restrict__ dt_bias, float* __restrict__ recurrent,
-             const float* __restrict__ conv_rows, float* __restrict__ cell_recurrent, i64 state_elements, const int* __restrict__ rows,
-             const int* __restrict__ cu_seqlens, const int* __restrict__ capture_tokens, const int* __restrict__ capture_cells,
+             const float* __restrict__ conv_rows, float* __restrict__ snapshot_recurrent, i64 state_elements, const int* __restrict__ rows,
+             const int* __restrict__ cu_seqlens, const int* __restrict__ capture_tokens, const int* __restrict__ capture_snapshots,
              const int* __restrict__ cu_captures, int num_key_heads, int num_value_heads, int columns, int max_tokens, float epsilon) {
   __shared__ __align__(16) Tokens tokens;
   const int sequence = blockIdx.z, head = blockIdx.y, row = rows[sequence];
@@ -147,8 +147,8 @@ delta_decode(float* __restrict__ reads, const float* __restrict__ raw, const flo
         const int token = first + done + t;
         state.advance(tokens, t, column, end, reads + (i64)token * values + head * VALUE_DIM);
         for (; capture < end_capture && capture_tokens[capture] <= token; capture++)
-          if (capture_tokens[capture] == token && capture_cells[capture] >= 0)
-            state.store(cell_recurrent + capture_cells[capture] * state_elements + head_offset, column, end);
+          if (capture_tokens[capture] == token && capture_snapshots[capture] >= 0)
+            state.store(snapshot_recurrent + capture_snapshots[capture] * state_elements + head_offset, column, end);
       }
       state.store(live, column, end);
     }

@@ -278,7 +278,7 @@ __device__ __forceinline__ void accumulate(float4 (&a)[BLOCKS], float4 (&b)[BLOC
   }
 }
 
-// The columns of a state between shared memory and a live row or cell, [column][key dimension] there; `columns` of COLUMNS exist.
+// The columns of a state between shared memory and a live row or snapshot, [column][key dimension] there; `columns` of COLUMNS exist.
 __device__ __forceinline__ void load_state(ScanShared& s, const float* from, int columns) {
   for (int i = threadIdx.x; i < COLUMNS * KEY_DIM; i += SCAN_THREADS)
     s.state[i % KEY_DIM * STATE_ROW + i / KEY_DIM] = i < columns * KEY_DIM ? from[i] : 0.f;
@@ -349,9 +349,9 @@ __device__ __forceinline__ void advance_state(ScanShared& s, Held& held, const C
 
 // reads [T][V] out. cu_chunks [sequences + 1]: first chunk of each sequence; one without chunks, or with a negative row, is left alone.
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
-delta_scan(float* __restrict__ reads, const float* __restrict__ mixed, const float* __restrict__ work, float* recurrent, float* cell_recurrent,
+delta_scan(float* __restrict__ reads, const float* __restrict__ mixed, const float* __restrict__ work, float* recurrent, float* snapshot_recurrent,
            i64 state_elements, const int* __restrict__ rows, const int4* __restrict__ chunks, const int* __restrict__ cu_chunks,
-           const int* __restrict__ capture_cells, int num_key_heads, int num_value_heads) {
+           const int* __restrict__ capture_snapshots, int num_key_heads, int num_value_heads) {
   __shared__ __align__(16) ScanShared s;
   const int sequence = blockIdx.z, head = blockIdx.y, first_column = blockIdx.x * COLUMNS;
   const int row = rows[sequence], first_chunk = cu_chunks[sequence], end_chunk = cu_chunks[sequence + 1];
@@ -401,7 +401,7 @@ delta_scan(float* __restrict__ reads, const float* __restrict__ mixed, const flo
     const Chunk next = at + 1 < end_chunk ? chunk_at(at + 1) : Chunk{mixed, mixed, work, channels, 0};
     advance_state(s, held, chunk, next, group, column);
     for (int capture = listed.z; capture < listed.z + listed.w; capture++)
-      if (capture_cells[capture] >= 0) store_state(s, cell_recurrent + capture_cells[capture] * state_elements + state_offset, columns);
+      if (capture_snapshots[capture] >= 0) store_state(s, snapshot_recurrent + capture_snapshots[capture] * state_elements + state_offset, columns);
     chunk = next;
   }
   store_state(s, recurrent + row * state_elements + state_offset, columns);

@@ -19,17 +19,16 @@ from typing import cast
 
 import numpy as np
 
-from svc.compute.backend import Piece, Sample, StepBatch
-from svc.compute.model_config import ModelConfig
+from svc.compute.backend import Chunk, Sample, StepBatch
 from svc.compute.opening import OpenedModel, open_configured, plan_caches
 from svc.compute.ops import Ops
 from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner, load_model
 from svc.compute.sampling.params import SamplingParams
-from svc.compute.weights.gguf_file import GgufFile
-from svc.compute.weights.parts import stem
 from svc.compute.worker import ComputeWorker
 from svc.config import Config, inapplicable, service_manager
 from svc.errors import BackendUnavailableError, ConfigError, ModelFileError
+from svc.gguf.gguf_file import GgufFile
+from svc.gguf.parts import stem
 from svc.http.access import ApiKeys
 from svc.http.server import HttpServer
 from svc.http.service import Door, ModelInfo, Readiness, Service
@@ -42,6 +41,7 @@ from svc.machine import available_memory_bytes
 from svc.memory.plan import MemoryPlan
 from svc.memory.sequence_cache import SequenceCache
 from svc.metrics import Metrics
+from svc.model.model_config import ModelConfig
 from svc.slots.budget import ChunkBudget
 from svc.slots.engine import Engine
 from svc.slots.scheduler import Scheduler
@@ -185,11 +185,11 @@ def _announce(logger: Logger, notifier: Notifier, url: str, loaded: Loaded, conf
         model=model_name(config),
         device=loaded.runner.name,
         context_tokens=loaded.context_tokens,
-        seats=plan.num_rows,
+        slots=plan.num_rows,
         kv_tokens=plan.kv_tokens,
-        snapshots=plan.num_cells,
+        snapshots=plan.num_snapshots,
         host_kv_tokens=plan.num_host_pages * plan.layout.page_tokens,
-        host_snapshots=plan.num_host_cells,
+        host_snapshots=plan.num_host_snapshots,
     )
     notifier.ready(f"serving {model_name(config)} on {url}")
 
@@ -223,7 +223,7 @@ def load(config: Config, logger: Logger, progress: Progress, on_compile: Callabl
 def _plan(config: Config, opened: OpenedModel, ops: Ops) -> tuple[MemoryPlan, str | None]:
     """Counts for the caches, and what to say of weights that the machine's memory cannot hold."""
     layout = opened.config.memory_layout(config.page_tokens, config.kv_type)
-    sizes = (config.max_seats, config.max_step_tokens, MAX_LOGIT_ROWS, opened.file.file_bytes)
+    sizes = (config.max_slots, config.max_step_tokens, MAX_LOGIT_ROWS, opened.file.file_bytes)
     on_device = ops.bytes_for_caches(opened.config, layout, *sizes)
     return plan_caches(config, opened, on_device, available_memory_bytes())
 
@@ -355,17 +355,17 @@ async def _warm_up(worker: ComputeWorker, loaded: Loaded) -> None:
 
 
 def many_tokens(plan: MemoryPlan, max_step_tokens: int) -> StepBatch:
-    """A step that computes a text as long as prefill pieces get, up to WARM_UP_TOKENS, in row 0."""
+    """A step that computes a text as long as prefill chunks get, up to WARM_UP_TOKENS, in row 0."""
     count = min(WARM_UP_TOKENS, max_step_tokens, plan.kv_tokens)
     pages = np.arange(-(-count // plan.layout.page_tokens), dtype=np.int32)
-    return StepBatch(zero_rows=(0,), pieces=(Piece(row=0, start=0, tokens=np.zeros(count, np.int32), pages=pages),))
+    return StepBatch(zero_rows=(0,), chunks=(Chunk(row=0, start=0, tokens=np.zeros(count, np.int32), pages=pages),))
 
 
 def one_token() -> StepBatch:
     """A step that computes one token in row 0 and page 0."""
     pages = token = np.zeros(1, np.int32)
     greedy = SamplingParams(temperature=0.0)
-    return StepBatch(zero_rows=(0,), pieces=(Piece(row=0, start=0, tokens=token, pages=pages),), samples=(Sample(0, 1, 0, greedy),))
+    return StepBatch(zero_rows=(0,), chunks=(Chunk(row=0, start=0, tokens=token, pages=pages),), samples=(Sample(0, 1, 0, greedy),))
 
 
 def _service(config: Config, loaded: Loaded, engine: Engine, metrics: Metrics) -> Service:

@@ -182,8 +182,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float, Meta(ge=-1, le=4096, description="YaRN: turns above which a frequency is kept; -1: as the model file says")
     ] = -1.0
 
-    max_seats: Annotated[int, Meta(ge=1, le=1024, description="sequences computed at once")] = 8
-    max_queue: Annotated[int, Meta(ge=0, le=2**20, description="requests that may wait for a seat before new ones get a 429")] = 256
+    max_slots: Annotated[int, Meta(ge=1, le=1024, description="sequences computed at once")] = 8
+    max_queue: Annotated[int, Meta(ge=0, le=2**20, description="requests that may wait for a slot before new ones get a 429")] = 256
     max_step_tokens: Annotated[int, Meta(ge=16, le=65536, description="most tokens evaluated in one step")] = 512
     max_step_ms: Annotated[
         float, Meta(gt=0, le=60000, description="milliseconds a step should take at most while others are streaming")

@@ -30,8 +30,8 @@ class Metrics:
         self._first = self._seconds("time_to_first_token_seconds", "From the arrival of an HTTP request to its first token")
         self._next = self._seconds("inter_token_latency_seconds", "Between two tokens of an answer")
         self._whole = self._seconds("e2e_request_latency_seconds", "From the submission of an answer to its end")
-        self._queue = self._seconds("request_queue_time_seconds", "Waiting for a seat")
-        self._prefill = self._seconds("request_prefill_time_seconds", "From the seat to the first token")
+        self._queue = self._seconds("request_queue_time_seconds", "Waiting for a slot")
+        self._prefill = self._seconds("request_prefill_time_seconds", "From the slot to the first token")
         self._decode = self._seconds("request_decode_time_seconds", "From the first token to the end")
         self._rewind = Histogram(
             PREFIX + "snapshot_rewind_tokens",
@@ -117,25 +117,25 @@ def _gauges(stats: EngineStats) -> Iterator[Metric]:
     cache = stats.cache
     used_pages = cache.num_pages - cache.free_pages
     levels = {
-        "num_requests_running": ("Sequences with a seat", stats.num_running),
-        "num_requests_waiting": ("Sequences waiting for a seat", stats.num_waiting),
-        "num_seats": ("Sequences that can be live at once", stats.num_seats),
+        "num_requests_running": ("Sequences with a slot", stats.num_running),
+        "num_requests_waiting": ("Sequences waiting for a slot", stats.num_waiting),
+        "num_slots": ("Sequences that can be live at once", stats.num_slots),
         "kv_cache_usage_perc": ("Share of KV pages held by live sequences, 0 to 1", cache.held_pages / max(1, cache.num_pages)),
         "kv_pages_capacity": ("KV pages", cache.num_pages),
         "kv_pages_used": ("KV pages held by live sequences or kept for reuse", used_pages),
         "kv_pages_held": ("KV pages held by live sequences", cache.held_pages),
-        "snapshot_ring_capacity": ("Snapshot cells", cache.num_cells),
-        "snapshot_ring_used": ("Snapshot cells in use", cache.num_cells - cache.free_cells),
-        "snapshot_ring_stranded": ("Snapshots whose pages are gone", cache.stranded_cells),
-        "snapshot_ring_pinned": ("Snapshots that may not be evicted now", cache.pinned_cells),
+        "snapshot_ring_capacity": ("Snapshot snapshots", cache.num_snapshots),
+        "snapshot_ring_used": ("Snapshot snapshots in use", cache.num_snapshots - cache.free_snapshots),
+        "snapshot_ring_stranded": ("Snapshots whose pages are gone", cache.stranded_snapshots),
+        "snapshot_ring_pinned": ("Snapshots that may not be evicted now", cache.pinned_snapshots),
         "host_kv_pages_capacity": ("KV pages that the host tier holds", cache.num_host_pages),
         "host_kv_pages_used": ("KV pages in the host tier", cache.num_host_pages - cache.free_host_pages),
-        "host_snapshots_capacity": ("Snapshots that the host tier holds", cache.num_host_cells),
-        "host_snapshots_used": ("Snapshots in the host tier", cache.num_host_cells - cache.free_host_cells),
-        "host_tier_capacity_bytes": ("Bytes of the host tier", cache.bytes_of(cache.num_host_pages, cache.num_host_cells)),
+        "host_snapshots_capacity": ("Snapshots that the host tier holds", cache.num_host_snapshots),
+        "host_snapshots_used": ("Snapshots in the host tier", cache.num_host_snapshots - cache.free_host_snapshots),
+        "host_tier_capacity_bytes": ("Bytes of the host tier", cache.bytes_of(cache.num_host_pages, cache.num_host_snapshots)),
         "host_tier_used_bytes": (
             "Bytes in use in the host tier",
-            cache.bytes_of(cache.num_host_pages - cache.free_host_pages, cache.num_host_cells - cache.free_host_cells),
+            cache.bytes_of(cache.num_host_pages - cache.free_host_pages, cache.num_host_snapshots - cache.free_host_snapshots),
         ),
     }
     for name, (text, value) in levels.items():
@@ -154,11 +154,11 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
         "decode_tokens": ("Generated tokens evaluated", engine.decode_tokens),
         "steps": ("Steps of the device", engine.steps),
         "step_seconds": ("Seconds the device worked", engine.step_s),
-        "num_preemptions": ("Sequences that lost their seat for lack of pages", engine.preemptions),
+        "num_preemptions": ("Sequences that lost their slot for lack of pages", engine.preemptions),
         "snapshot_created": ("Snapshots published", memory.num_published),
-        "snapshot_restored": ("Snapshots copied into a seat", engine.restores + memory.rows_moved_in),
+        "snapshot_restored": ("Snapshots copied into a slot", engine.restores + memory.rows_moved_in),
         "snapshot_evicted": ("Snapshots evicted", memory.num_evicted_snapshots),
-        "snapshot_skipped": ("Snapshots wanted, but no cell was worth taking", memory.num_skipped),
+        "snapshot_skipped": ("Snapshots wanted, but no snapshot was worth taking", memory.num_skipped),
         "kv_pages_evicted": ("KV pages evicted", memory.evicted_pages),
         "host_tier_resumes": ("Sequences for which something came from the host tier", memory.num_host_resumes),
         "host_tier_stored_bytes": (

@@ -10,9 +10,9 @@ from structlog.testing import LogCapture
 
 from svc import app
 from svc.compute import runner
-from svc.compute.weights.gguf_file import GgufFile
-from svc.compute.weights.writer import write_gguf
 from svc.config import Config
+from svc.gguf.gguf_file import GgufFile
+from svc.gguf.writer import write_gguf
 
 MODEL = Path(__file__).parent / "data" / "gguf" / "tiny-qwen3next-Q4_K_M.gguf"
 

@@ -29,9 +29,9 @@ def load(*, file: str | None = None, environ: dict[str, str] | None = None, flag
 
 def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
     """Each layer shows where the layers above it are silent."""
-    file = write(tmp_path, 'port = 1111\nmax_seats = 2\nhost = "from-file"\n')
-    config = load(file=file, environ={"HEADRACE_PORT": "2222", "HEADRACE_MAX_SEATS": "3"}, flags={"port": "3333"})
-    assert (config.port, config.max_seats, config.host, config.ctx) == (3333, 3, "from-file", 0)
+    file = write(tmp_path, 'port = 1111\nmax_slots = 2\nhost = "from-file"\n')
+    config = load(file=file, environ={"HEADRACE_PORT": "2222", "HEADRACE_MAX_SLOTS": "3"}, flags={"port": "3333"})
+    assert (config.port, config.max_slots, config.host, config.ctx) == (3333, 3, "from-file", 0)
 
 
 def test_file_can_be_named_by_the_environment(tmp_path: Path) -> None:

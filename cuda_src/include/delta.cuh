@@ -3,7 +3,7 @@
 //
 // A recurrent state is [num_value_heads][VALUE_DIM][KEY_DIM], key dimension fastest ("vk"): a value column is contiguous, and columns do
 // not depend on each other. Convolution rows kept are [TAPS - 1][channels], raw, oldest first. Both lie inside a live row or a snapshot
-// cell of `state_elements` floats; the pointers already stand at the layer's part of row or cell 0.
+// snapshot of `state_elements` floats; the pointers already stand at the layer's part of row or snapshot 0.
 #pragma once
 #include "common.cuh"
 #include "warp.cuh"

@@ -5,7 +5,7 @@
 //   Activation            what it is multiplied with: Q8Block (a row is columns / 32 of them) or float
 //   Piece, load(...)      a piece in registers, `index` counting pieces of the row
 //   dot(sum, ...)         sum + piece . activations, always in one order of float operations
-//   value(piece, i)       dequantized as svc/compute/quant does it, the same bits
+//   value(piece, i)       dequantized as svc/gguf/quant does it, the same bits
 //   row_bytes(columns), row_activations(columns)  of a row: bytes of weights, number of Activation
 // A block format only writes unpack(): 32 integers with one scale for all or two for the halves, and minima where it has them.
 // Blocks lie in memory as in the file. Where their size is no multiple of 4, words are put together from aligned ones: an array of

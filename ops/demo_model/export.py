@@ -11,7 +11,7 @@ from fetch import ORIGINS
 from model import Config
 from tokenizers import Tokenizer
 
-from svc.compute.weights.writer import write_gguf
+from svc.gguf.writer import write_gguf
 
 NAME = "headrace-demo"
 NORMAL_TYPE, CONTROL_TYPE, USER_DEFINED_TYPE = 1, 3, 4

@@ -11,8 +11,8 @@ from svc.compute.ops import Ops
 from svc.compute.reference import ReferenceOps
 from svc.compute.runner import ModelRunner, load_model, open_model
 from svc.compute.sampling.params import SamplingParams
-from svc.compute.weights.gguf_file import GgufFile
 from svc.errors import HeadraceError
+from svc.gguf.gguf_file import GgufFile
 from svc.http.text.chat_template import ChatTemplate
 from svc.http.text.tokenizer import Tokenizer
 from svc.memory.plan import MemoryPlan

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from svc.cli.options import MEMORY_KEYS, METADATA_KEYS, add_options, load
-from svc.compute.model_config import ModelConfig
 from svc.compute.opening import OpenedModel, open_configured, plan_caches
-from svc.compute.weights.gguf_file import GgufFile
 from svc.config import Config
+from svc.gguf.gguf_file import GgufFile
 from svc.machine import available_memory_bytes
 from svc.memory.plan import MemoryPlan
+from svc.model.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from svc.compute.cuda.ops import CudaOps
@@ -81,8 +81,8 @@ class MemoryReport(msgspec.Struct, frozen=True):
     num_host_pages: int
     host_snapshot_bytes: int
     num_host_snapshots: int
-    num_seats: int
-    seat_bytes: int
+    num_slots: int
+    slot_bytes: int
 
 
 class GpuReport(msgspec.Struct, frozen=True):
@@ -152,7 +152,7 @@ def _gpu_report(config: Config, gpu: "CudaOps", opened: OpenedModel) -> GpuRepor
     from svc.compute.runner import MAX_LOGIT_ROWS
 
     memory, layout = gpu.device.memory(), opened.config.memory_layout(config.page_tokens, config.kv_type)
-    sizes = (config.max_seats, config.max_step_tokens, MAX_LOGIT_ROWS)
+    sizes = (config.max_slots, config.max_step_tokens, MAX_LOGIT_ROWS)
     for_caches_bytes = gpu.bytes_for_caches(opened.config, layout, *sizes, opened.file.file_bytes)
     steps_bytes = gpu.bytes_for_steps(opened.config, layout, *sizes)
     return GpuReport(gpu.device.name, memory.total_bytes, memory.free_bytes, steps_bytes, for_caches_bytes)
@@ -214,13 +214,13 @@ def _memory_report(plan: MemoryPlan, context_tokens: int) -> MemoryReport:
         num_pages=plan.num_pages,
         kv_tokens=plan.kv_tokens,
         snapshot_bytes=plan.snapshot_bytes,
-        num_snapshots=plan.num_cells,
+        num_snapshots=plan.num_snapshots,
         host_kv_bytes=plan.num_host_pages * layout.page_bytes,
         num_host_pages=plan.num_host_pages,
-        host_snapshot_bytes=plan.num_host_cells * layout.state_bytes,
-        num_host_snapshots=plan.num_host_cells,
-        num_seats=plan.num_rows,
-        seat_bytes=plan.row_bytes,
+        host_snapshot_bytes=plan.num_host_snapshots * layout.state_bytes,
+        num_host_snapshots=plan.num_host_snapshots,
+        num_slots=plan.num_rows,
+        slot_bytes=plan.row_bytes,
     )
 
 
@@ -242,7 +242,7 @@ def render(report: Report) -> str:
         ("kv_bytes", f"{_bytes(memory.kv_bytes)}: {memory.num_pages} pages of {memory.page_tokens} = {memory.kv_tokens} tokens"),
         ("snapshot_bytes", f"{_bytes(memory.snapshot_bytes)}: {memory.num_snapshots} snapshots"),
         ("host tier", _host_tier(memory)),
-        ("max_seats", f"{memory.num_seats} sequences at once, {_bytes(memory.seat_bytes)} of live state"),
+        ("max_slots", f"{memory.num_slots} sequences at once, {_bytes(memory.slot_bytes)} of live state"),
     ]
     if memory.kv_tokens < memory.context_tokens:
         rows.append(("note", f"the KV pages hold less than one sequence of {memory.context_tokens} tokens"))

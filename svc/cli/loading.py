@@ -33,11 +33,11 @@ def load_bare(
     *,
     num_rows: int,
     num_pages: int,
-    num_cells: int = 0,
+    num_snapshots: int = 0,
     quiet: bool = False,
     on_disk: bool = True,
 ) -> "ModelRunner":
-    """The opened model on a device, with so many seats, KV pages and snapshot cells.
+    """The opened model on a device, with so many slots, KV pages and snapshots.
 
     What the user should know goes to stderr, as does the progress (not with `quiet`). `on_disk`: the weights stand in a file and
     not in memory already. ModelFileError; MemoryBudgetError where so much is not free.
@@ -47,7 +47,7 @@ def load_bare(
     for remark in opened.remarks:
         print(f"headrace: warning: {remark.reason}", file=sys.stderr)
     layout = opened.config.memory_layout(config.page_tokens, config.kv_type)
-    plan = MemoryPlan(layout, num_pages, num_rows, num_cells)
+    plan = MemoryPlan(layout, num_pages, num_rows, num_snapshots)
     sizes = (num_rows, config.max_step_tokens, MAX_LOGIT_ROWS, opened.file.file_bytes)
     on_device = ops.bytes_for_caches(opened.config, layout, *sizes)
     free_bytes = available_memory_bytes() if on_device is None else on_device

@@ -16,7 +16,7 @@ MEMORY_KEYS = (
     "snapshot_bytes",
     "host_kv_bytes",
     "host_snapshot_bytes",
-    "max_seats",
+    "max_slots",
 )
 METADATA_KEYS = (
     "override_kv",

@@ -8,7 +8,7 @@ from typing import TextIO
 
 REDRAW_S = 0.1
 LINE_EVERY_S = 10.0
-BAR_CELLS = 24
+BAR_SNAPSHOTS = 24
 
 
 class ProgressLine:
@@ -63,10 +63,10 @@ class ProgressLine:
     def text(self, done: int, elapsed_s: float, note: str = "") -> str:
         """The line: a bar, a percentage, what is left in time, and the note."""
         share = min(done / self._total, 1.0)
-        filled = int(share * BAR_CELLS)
+        filled = int(share * BAR_SNAPSHOTS)
         left = f", {duration(elapsed_s / share - elapsed_s)} left" if 0 < share < 1 else ""
         tail = f", {note}" if note else ""
-        return f"{self._label} [{'#' * filled}{'.' * (BAR_CELLS - filled)}] {100 * share:3.0f} %{left}{tail}"
+        return f"{self._label} [{'#' * filled}{'.' * (BAR_SNAPSHOTS - filled)}] {100 * share:3.0f} %{left}{tail}"
 
 
 def duration(seconds: float) -> str:

@@ -4,18 +4,18 @@ A backend runs a batch in this fixed order:
 
 0. move pages and states between device and host (`moves`), one after the other,
 1. copy pages (`copies`),
-2. save live rows into snapshot cells (`saves`) - for states that already stand in a row: end of an answer, a cancel,
+2. save live rows into snapshots (`saves`) - for states that already stand in a row: end of an answer, a cancel,
 3. start rows: set to zero (`zero_rows`) or copy from a snapshot (`restores`),
-4. forward over all tokens of all `pieces` as one batch, writing `captures` (state right after a token, in mid-piece too) and,
-   for each piece, the hidden row of its last token into its live row,
-5. score (`scores`) given target tokens after tokens of the pieces,
+4. forward over all tokens of all `chunks` as one batch, writing `captures` (state right after a token, in mid-chunk too) and,
+   for each chunk, the hidden row of its last token into its live row,
+5. score (`scores`) given target tokens after tokens of the chunks,
 6. sample (`samples`) from the hidden rows of live rows - whether the forward just wrote them or a restore brought them.
 
-Numbers come from `memory/`; the backend owns every array. A page, row or cell number outside the plan is our bug (assert).
+Numbers come from `memory/`; the backend owns every array. A page, row or snapshot number outside the plan is our bug (assert).
 
 A step may be submitted before the one submitted just before it has ended (`StepBatch.ahead`), and then evaluate a token that this
 one samples: PENDING stands for it. Steps take effect in the order of submission. When the pending token ends its answer (it is
-among `Sample.stops`) or is not finite, the piece is skipped: row, pages and hidden row stay as they are, and what is sampled from
+among `Sample.stops`) or is not finite, the chunk is skipped: row, pages and hidden row stay as they are, and what is sampled from
 that row means nothing. When the earlier step fails, the later one is refused or its effects are worth nothing.
 
 Moves may take longer than the step they come with: `StepResult.moves_over` says how far they are. They are made in order, those
@@ -52,15 +52,15 @@ class PageCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class RowCell:
-    """A live row and a snapshot cell; the direction is said by the field of the batch that holds it."""
+class RowSnapshot:
+    """A live row and a snapshot; the direction is said by the field of the batch that holds it."""
 
     row: int
-    cell: int
+    snapshot_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Chunk:
     """Consecutive tokens of one sequence: one token when decoding, many when prefilling."""
 
     row: int
@@ -75,11 +75,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Write the state right after position `position - 1` of a piece (so after `position` tokens) into a snapshot cell."""
+    """Write the state right after position `position - 1` of a chunk (so after `position` tokens) into a snapshot."""
 
-    piece: int  # index into StepBatch.pieces
-    position: int  # absolute; piece.start < position <= piece.end
-    cell: int
+    chunk: int  # index into StepBatch.chunks
+    position: int  # absolute; chunk.start < position <= chunk.end
+    snapshot_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,10 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Ask for the log probability of the token `target` given all tokens before `position`, the last of them in a piece."""
+    """Ask for the log probability of the token `target` given all tokens before `position`, the last of them in a chunk."""
 
-    piece: int  # index into StepBatch.pieces
-    position: int  # absolute, of the target; piece.start < position <= piece.end
+    chunk: int  # index into StepBatch.chunks
+    position: int  # absolute, of the target; chunk.start < position <= chunk.end
     target: int
 
 
@@ -112,7 +112,7 @@ class Sample:
     params: SamplingParams
     banned: tuple[int, ...] = ()  # token ids that must not be sampled here (ignore_eos, min_tokens)
     history: History | None = None  # given exactly where params.has_penalties
-    stops: frozenset[int] = frozenset()  # ids that end the answer: a piece with this token pending is skipped
+    stops: frozenset[int] = frozenset()  # ids that end the answer: a chunk with this token pending is skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +121,10 @@ class StepBatch:
     moves_before: int = 0  # how many moves all earlier batches had together
     await_moves: bool = False  # the step ends only when its moves and all before them are over
     copies: Sequence[PageCopy] = ()
-    saves: Sequence[RowCell] = ()
+    saves: Sequence[RowSnapshot] = ()
     zero_rows: Sequence[int] = ()
-    restores: Sequence[RowCell] = ()
-    pieces: Sequence[Piece] = ()
+    restores: Sequence[RowSnapshot] = ()
+    chunks: Sequence[Chunk] = ()
     captures: Sequence[Capture] = ()
     scores: Sequence[Score] = ()
     samples: Sequence[Sample] = ()
@@ -132,7 +132,7 @@ class StepBatch:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(piece.tokens) for piece in self.pieces)
+        return sum(len(chunk.tokens) for chunk in self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class Sampled:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     samples: tuple[Sampled, ...]  # aligned with StepBatch.samples
-    captured: tuple[int, ...]  # cells written, by saves and captures; may be published now
+    captured: tuple[int, ...]  # snapshots written, by saves and captures; may be published now
     duration_s: float
     scores: tuple[float, ...] = ()  # aligned with StepBatch.scores: log probabilities; NaN where logits were not finite
     moves_over: int = 0  # the first so many moves of all batches are done

@@ -10,8 +10,8 @@ from svc.memory.moves import Move, MoveKind
 SLABS = {
     MoveKind.PAGE_OUT: ("kv", "host_kv"),
     MoveKind.PAGE_IN: ("host_kv", "kv"),
-    MoveKind.CELL_OUT: ("cells", "host_cells"),
-    MoveKind.ROW_IN: ("host_cells", "rows"),
+    MoveKind.SNAPSHOT_OUT: ("snapshots", "host_snapshots"),
+    MoveKind.ROW_IN: ("host_snapshots", "rows"),
 }
 """Attributes of a room's caches, source and target: slabs [n, elements] of one element type and row size."""
 
@@ -53,15 +53,17 @@ def move_at_once(caches: Any, moves: Sequence[Move]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Of the device: pages, live rows and snapshot cells."""
+    """Of the device: pages, live rows and snapshots."""
 
     pages: frozenset[int]
     rows: frozenset[int]
-    cells: frozenset[int]
+    snapshots: frozenset[int]
 
     def meet(self, other: "Places") -> bool:
         """Whether any place is in both."""
-        return not (self.pages.isdisjoint(other.pages) and self.rows.isdisjoint(other.rows) and self.cells.isdisjoint(other.cells))
+        return not (
+            self.pages.isdisjoint(other.pages) and self.rows.isdisjoint(other.rows) and self.snapshots.isdisjoint(other.snapshots)
+        )
 
 
 def places_moved(moves: Sequence[Move]) -> Places:
@@ -73,15 +75,15 @@ def places_moved(moves: Sequence[Move]) -> Places:
             if move.kind in (MoveKind.PAGE_OUT, MoveKind.PAGE_IN)
         ),
         frozenset(move.target for move in moves if move.kind is MoveKind.ROW_IN),
-        frozenset(move.source for move in moves if move.kind is MoveKind.CELL_OUT),
+        frozenset(move.source for move in moves if move.kind is MoveKind.SNAPSHOT_OUT),
     )
 
 
 def places_written(batch: StepBatch, page_tokens: int) -> Places:
     """What the rest of a step writes."""
     pages = [copy.target for copy in batch.copies]
-    for piece in batch.pieces:
-        pages += piece.pages[piece.start // page_tokens : -(-piece.end // page_tokens)].tolist()
-    rows = [*batch.zero_rows, *(restore.row for restore in batch.restores), *(piece.row for piece in batch.pieces)]
-    cells = [*(save.cell for save in batch.saves), *(capture.cell for capture in batch.captures)]
-    return Places(frozenset(pages), frozenset(rows), frozenset(cells))
+    for chunk in batch.chunks:
+        pages += chunk.pages[chunk.start // page_tokens : -(-chunk.end // page_tokens)].tolist()
+    rows = [*batch.zero_rows, *(restore.row for restore in batch.restores), *(chunk.row for chunk in batch.chunks)]
+    snapshots = [*(save.snapshot_id for save in batch.saves), *(capture.snapshot_id for capture in batch.captures)]
+    return Places(frozenset(pages), frozenset(rows), frozenset(snapshots))

@@ -4,16 +4,16 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from svc.compute.model_config import ModelConfig
 from svc.compute.runner import open_model
-from svc.compute.weights.gguf_file import GgufFile
-from svc.compute.weights.header import Scalar, shown
-from svc.compute.weights.overrides import parse_overrides
-from svc.compute.weights.tensors import WeightSource
 from svc.config import BY_KEY, Config
 from svc.errors import ConfigError
+from svc.gguf.gguf_file import GgufFile
+from svc.gguf.header import Scalar, shown
+from svc.gguf.overrides import parse_overrides
+from svc.gguf.tensors import WeightSource
 from svc.memory.auto_budget import FREE_SHARE, resolve_budgets, resolve_host_budgets, weights_remark
 from svc.memory.plan import MemoryPlan, plan_memory, with_host_tier
+from svc.model.model_config import ModelConfig
 
 # Settings that stand for a metadata key, as `{architecture}.rope.` + this. Their defaults leave the file's value.
 ROPE_KEYS = {
@@ -80,11 +80,11 @@ def plan_caches(
         snapshot_bytes=None if config.snapshot_bytes == "auto" else config.snapshot_bytes,
         available_bytes=available_bytes if device_bytes is None else device_bytes,
         weights_bytes=0 if beside_gpu else weights_bytes,
-        num_rows=config.max_seats,
+        num_rows=config.max_slots,
         context_tokens=opened.context_tokens,
         free_share=1.0 if beside_gpu else FREE_SHARE,
     )
-    sizes = {"num_rows": config.max_seats, "context_tokens": opened.context_tokens}
+    sizes = {"num_rows": config.max_slots, "context_tokens": opened.context_tokens}
     plan = plan_memory(layout, kv_bytes=kv_bytes, snapshot_bytes=snapshot_bytes, **sizes)
     host_kv_bytes, host_snapshot_bytes = resolve_host_budgets(
         plan,

@@ -1,7 +1,7 @@
 """The index of operations: one coarse contract that numpy, C and CUDA rooms implement under the same names.
 
 Letters: B sequences in the step, T tokens of all of them, C hidden size, V vocabulary, H query heads, H_kv KV heads, D head size,
-H_v / H_k value / key heads of a DeltaNet layer, R live rows, N snapshot cells, P tokens per page.
+H_v / H_k value / key heads of a DeltaNet layer, R live rows, N snapshots, P tokens per page.
 
 Arrays are opaque to callers (`Array`): only the room that made them looks inside. Outputs are preallocated by the caller, every op
 works in place and nothing is read back in the middle of a step. Metadata is `StepInputs` (compute/step_inputs.py): int32 arrays
@@ -17,15 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.backend import Sample, Sampled, StepBatch
-from svc.compute.layers.attention import AttentionWeights
-from svc.compute.layers.delta import DeltaWeights
-from svc.compute.layers.dense_ffn import DenseFfnWeights
-from svc.compute.layers.moe_ffn import MoeFfnWeights
-from svc.compute.model_config import ModelConfig
 from svc.compute.step_inputs import StepInputs
-from svc.compute.weights.gguf_file import GgufTensor
+from svc.gguf.gguf_file import GgufTensor
 from svc.memory.layout import MemoryLayout
 from svc.memory.plan import MemoryPlan
+from svc.model.layers.attention import AttentionWeights
+from svc.model.layers.delta import DeltaWeights
+from svc.model.layers.dense_ffn import DenseFfnWeights
+from svc.model.layers.moe_ffn import MoeFfnWeights
+from svc.model.model_config import ModelConfig
 
 Array = Any  # an array of the room
 Weight = Any  # a matrix [rows, columns] or a stack of them [experts, rows, columns], in its file type, prepared for the room
@@ -37,9 +37,9 @@ class Caches(Protocol):
     plan: MemoryPlan
     kv: Array  # [num_pages, page_elements], kv_type
     rows: Array  # [num_rows, state_elements] float32
-    cells: Array  # [num_cells, state_elements] float32
+    snapshots: Array  # [num_snapshots, state_elements] float32
     host_kv: Array  # [num_host_pages, page_elements], kv_type: in the machine's memory, like the next
-    host_cells: Array  # [num_host_cells, state_elements] float32
+    host_snapshots: Array  # [num_host_snapshots, state_elements] float32
 
 
 class Ops(Protocol):
@@ -96,10 +96,10 @@ class Ops(Protocol):
         """pairs [n, 2]: (source, target) pages."""
 
     def save_rows(self, caches: Caches, pairs: NDArray[np.int32]) -> None:
-        """pairs [n, 2]: (row, cell); row -> cell."""
+        """pairs [n, 2]: (row, snapshot); row -> snapshot."""
 
     def restore_rows(self, caches: Caches, pairs: NDArray[np.int32]) -> None:
-        """pairs [n, 2]: (row, cell); cell -> row."""
+        """pairs [n, 2]: (row, snapshot); snapshot -> row."""
 
     def zero_rows(self, caches: Caches, rows: NDArray[np.int32]) -> None:
         """Sets rows to zero by assignment (a NaN in them must not survive)."""
@@ -113,7 +113,7 @@ class Ops(Protocol):
 
     def delta_mixer(self, hidden: Array, layer: DeltaWeights, inputs: StepInputs, caches: Caches) -> None:
         """Gated DeltaNet mixer (ARCH_SPEC 6): advances the recurrent and conv state of each sequence's live row through its tokens
-        one by one, writing the state after a captured token into its cell, and adds the output to hidden."""
+        one by one, writing the state after a captured token into its snapshot, and adds the output to hidden."""
 
     def attention_mixer(self, hidden: Array, layer: AttentionWeights, inputs: StepInputs, caches: Caches) -> None:
         """Gated full attention (ARCH_SPEC 5): writes K and V of all tokens to pages first, then attends reading only pages."""
@@ -125,7 +125,7 @@ class Ops(Protocol):
         """Routed experts, summed in router-rank order, plus the optional gated shared expert (ARCH_SPEC 7)."""
 
     def final_hidden(self, hidden: Array, norm: Array, epsilon: float, inputs: StepInputs, caches: Caches) -> None:
-        """norm(hidden) of the last token of each sequence into its live row, and of each captured token into its cell."""
+        """norm(hidden) of the last token of each sequence into its live row, and of each captured token into its snapshot."""
 
     def hidden_rows(self, out: Array, hidden: Array, norm: Array, epsilon: float, tokens: NDArray[np.int32]) -> None:
         """out[i] = norm(hidden[tokens[i]]), out [n, C]: after the forward, for any tokens of the step."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from svc.compute.backend import PENDING, Piece, Sample, Sampled, StepBatch
+from svc.compute.backend import PENDING, Chunk, Sample, Sampled, StepBatch
 
 
 def has_pending_history(batch: StepBatch) -> bool:
@@ -20,30 +20,30 @@ def has_pending_history(batch: StepBatch) -> bool:
 def resolve(batch: StepBatch, before: Sequence[Sample], sampled: Sequence[Sampled]) -> tuple[StepBatch, list[int]]:
     """The batch with the tokens that the step before sampled, and which of its samples are left.
 
-    Pieces whose token ends the answer or is not finite are gone, and the samples of their rows with them.
+    Chunks whose token ends the answer or is not finite are gone, and the samples of their rows with them.
     """
     tokens = {wanted.row: found.token for wanted, found in zip(before, sampled, strict=True)}
     ended = {wanted.row for wanted in before if tokens[wanted.row] < 0 or tokens[wanted.row] in wanted.stops}
-    skipped = {piece.row for piece in batch.pieces if _is_pending(piece) and piece.row in ended}
-    places = [index for index, piece in enumerate(batch.pieces) if piece.row not in skipped]
+    skipped = {chunk.row for chunk in batch.chunks if _is_pending(chunk) and chunk.row in ended}
+    places = [index for index, chunk in enumerate(batch.chunks) if chunk.row not in skipped]
     moved = {old: new for new, old in enumerate(places)}
     left = [index for index, sample in enumerate(batch.samples) if sample.row not in skipped]
     resolved = replace(
         batch,
-        pieces=[_with_token(batch.pieces[index], tokens) for index in places],
-        captures=[replace(capture, piece=moved[capture.piece]) for capture in batch.captures],
-        scores=[replace(score, piece=moved[score.piece]) for score in batch.scores],
+        chunks=[_with_token(batch.chunks[index], tokens) for index in places],
+        captures=[replace(capture, chunk=moved[capture.chunk]) for capture in batch.captures],
+        scores=[replace(score, chunk=moved[score.chunk]) for score in batch.scores],
         samples=[_with_history(batch.samples[index], tokens) for index in left],
     )
     return resolved, left
 
 
-def _is_pending(piece: Piece) -> bool:
-    return bool(piece.tokens[0] == PENDING)
+def _is_pending(chunk: Chunk) -> bool:
+    return bool(chunk.tokens[0] == PENDING)
 
 
-def _with_token(piece: Piece, tokens: dict[int, int]) -> Piece:
-    return replace(piece, tokens=np.array([tokens[piece.row]], np.int32)) if _is_pending(piece) else piece
+def _with_token(chunk: Chunk, tokens: dict[int, int]) -> Chunk:
+    return replace(chunk, tokens=np.array([tokens[chunk.row]], np.int32)) if _is_pending(chunk) else chunk
 
 
 def _with_history(sample: Sample, tokens: dict[int, int]) -> Sample:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.backend import Backend, Piece, Score, StepBatch
+from svc.compute.backend import Backend, Chunk, Score, StepBatch
 
 Float64 = NDArray[np.float64]
 Int32 = NDArray[np.int32]
@@ -68,7 +68,7 @@ def score_chunks(backend: Backend, chunks: Int32, on_step: Callable[[int, Float6
     for work in _steps(backend, chunks):
         batch = StepBatch(
             zero_rows=[part.row for part in work if part.start == 0],
-            pieces=[part.piece for part in work],
+            chunks=[part.step_chunk for part in work],
             scores=[score for index, part in enumerate(work) for score in part.scores(index, first)],
         )
         results = iter(backend.run(batch).scores)
@@ -92,8 +92,8 @@ class _Part:
     pages: Int32 = field(repr=False)
 
     @property
-    def piece(self) -> Piece:
-        return Piece(self.row, self.start, self.tokens[self.start : self.end], self.pages)
+    def step_chunk(self) -> Chunk:
+        return Chunk(self.row, self.start, self.tokens[self.start : self.end], self.pages)
 
     def scored(self, first: int) -> range:
         """Positions whose tokens are predicted in this part."""

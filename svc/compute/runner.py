@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.arch import load_model, read_config
-from svc.compute.arch.model import Model
 from svc.compute.backend import PENDING, Sampled, Score, StepBatch, StepRefusedError, StepResult
-from svc.compute.model_config import ModelConfig
+from svc.compute.forward import forward
 from svc.compute.ops import Ops
 from svc.compute.pending import has_pending_history, resolve
 from svc.compute.step_inputs import StepInputs, build_step_inputs, pairs
-from svc.compute.weights.gguf_file import GgufFile
-from svc.compute.weights.tensors import WeightSource
+from svc.gguf.gguf_file import GgufFile
+from svc.gguf.tensors import WeightSource
 from svc.memory.moves import MoveKind
 from svc.memory.plan import MemoryPlan
+from svc.model.arch import load_model, read_config
+from svc.model.arch.model import Model
+from svc.model.model_config import ModelConfig
 
 __all__ = ["ModelRunner", "load_model", "open_model"]
 
@@ -39,7 +40,7 @@ def open_model(file: GgufFile | Path | str) -> tuple[ModelConfig, WeightSource]:
     return read_config(opened), WeightSource(opened)
 
 
-NOTHING = Sampled(-1)  # of a row whose piece was skipped
+NOTHING = Sampled(-1)  # of a row whose chunk was skipped
 
 
 class SubmittedStep:
@@ -106,17 +107,17 @@ class ModelRunner:
         """Asks for everything -> what waits for it. `left`: which of `num_samples` samples the batch has."""
         self._prepare_memory(batch)
         scores: tuple[float, ...] = ()
-        if batch.pieces:
+        if batch.chunks:
             inputs = build_step_inputs(batch, self.model.rope)
             self._ops.submit(self._forward, self._hidden, inputs)
             scores = self._score(batch, inputs)
         draws = self._sample(batch)
         wait = self._ops.mark()
-        captured = tuple(save.cell for save in batch.saves) + tuple(capture.cell for capture in batch.captures)
+        captured = tuple(save.snapshot_id for save in batch.saves) + tuple(capture.snapshot_id for capture in batch.captures)
 
         def collect() -> StepResult:
             try:
-                wait()  # before anybody is told that cells are written
+                wait()  # before anybody is told that snapshots are written
                 samples = [NOTHING] * num_samples
                 for indices, drawn in draws:
                     for index, sampled in zip(indices, drawn(), strict=True):
@@ -132,7 +133,7 @@ class ModelRunner:
         return collect
 
     def _forward(self, hidden: Any, inputs: StepInputs) -> None:
-        self.model.forward(self._ops, hidden, inputs, self._caches)
+        forward(self._ops, self.model, hidden, inputs, self._caches)
 
     def close(self) -> None:
         """Lets go of the device memory and closes the ops: the runner is their owner."""
@@ -141,18 +142,18 @@ class ModelRunner:
         self._ops.close()
 
     def _prepare_memory(self, batch: StepBatch) -> None:
-        """Moves, copies, then saves, then the rows that start: a seat can be saved, given away and filled again in one step."""
+        """Moves, copies, then saves, then the rows that start: a slot can be saved, given away and filled again in one step."""
         ops, caches = self._ops, self._caches
         if self.plan.host_tier:
             ops.move(caches, batch)
         if batch.copies:
             ops.copy_pages(caches, pairs([(copy.source, copy.target) for copy in batch.copies]))
         if batch.saves:
-            ops.save_rows(caches, pairs([(save.row, save.cell) for save in batch.saves]))
+            ops.save_rows(caches, pairs([(save.row, save.snapshot_id) for save in batch.saves]))
         if batch.zero_rows:
             ops.zero_rows(caches, np.array(batch.zero_rows, np.int32))
         if batch.restores:
-            ops.restore_rows(caches, pairs([(restore.row, restore.cell) for restore in batch.restores]))
+            ops.restore_rows(caches, pairs([(restore.row, restore.snapshot_id) for restore in batch.restores]))
 
     def _score(self, batch: StepBatch, inputs: StepInputs) -> tuple[float, ...]:
         """Logits after each token that a score follows, then one log probability per score."""
@@ -197,7 +198,7 @@ class ModelRunner:
 
 def _token_before(score: Score, batch: StepBatch, inputs: StepInputs) -> int:
     """Index in the step of the last token before the score's position."""
-    return int(inputs.cu_seqlens[score.piece]) + score.position - 1 - batch.pieces[score.piece].start
+    return int(inputs.cu_seqlens[score.chunk]) + score.position - 1 - batch.chunks[score.chunk].start
 
 
 def _ends(plan: MemoryPlan) -> dict[MoveKind, tuple[int, int]]:
@@ -205,8 +206,8 @@ def _ends(plan: MemoryPlan) -> dict[MoveKind, tuple[int, int]]:
     return {
         MoveKind.PAGE_OUT: (plan.num_pages, plan.num_host_pages),
         MoveKind.PAGE_IN: (plan.num_host_pages, plan.num_pages),
-        MoveKind.CELL_OUT: (plan.num_cells, plan.num_host_cells),
-        MoveKind.ROW_IN: (plan.num_host_cells, plan.num_rows),
+        MoveKind.SNAPSHOT_OUT: (plan.num_snapshots, plan.num_host_snapshots),
+        MoveKind.ROW_IN: (plan.num_host_snapshots, plan.num_rows),
     }
 
 
@@ -222,29 +223,29 @@ def check_batch(batch: StepBatch, plan: MemoryPlan, max_step_tokens: int, vocab_
         assert 0 <= copy.target < plan.num_pages, copy
     for move in (*batch.saves, *batch.restores):
         assert 0 <= move.row < plan.num_rows, move
-        assert 0 <= move.cell < plan.num_cells, move
+        assert 0 <= move.snapshot_id < plan.num_snapshots, move
     assert all(0 <= row < plan.num_rows for row in batch.zero_rows), batch.zero_rows
-    assert len({piece.row for piece in batch.pieces}) == len(batch.pieces), "two pieces of one row in a step"
-    for piece in batch.pieces:
-        assert 0 <= piece.row < plan.num_rows, piece
-        assert len(piece.tokens) > 0, piece
-        assert piece.start >= 0, piece
-        assert piece.tokens.min() >= 0 or (batch.ahead and piece.tokens.tolist() == [PENDING]), piece
-        assert piece.tokens.max() < vocab_size, piece
-        needed = piece.pages[: -(-piece.end // plan.layout.page_tokens)]
-        assert len(needed) * plan.layout.page_tokens >= piece.end or not plan.layout.page_elements, piece
-        assert len(needed) == 0 or (needed.min() >= 0 and needed.max() < plan.num_pages), piece
-    written = [save.cell for save in batch.saves] + [capture.cell for capture in batch.captures]
-    assert len(set(written)) == len(written), "a cell written twice in a step"
+    assert len({chunk.row for chunk in batch.chunks}) == len(batch.chunks), "two chunks of one row in a step"
+    for chunk in batch.chunks:
+        assert 0 <= chunk.row < plan.num_rows, chunk
+        assert len(chunk.tokens) > 0, chunk
+        assert chunk.start >= 0, chunk
+        assert chunk.tokens.min() >= 0 or (batch.ahead and chunk.tokens.tolist() == [PENDING]), chunk
+        assert chunk.tokens.max() < vocab_size, chunk
+        needed = chunk.pages[: -(-chunk.end // plan.layout.page_tokens)]
+        assert len(needed) * plan.layout.page_tokens >= chunk.end or not plan.layout.page_elements, chunk
+        assert len(needed) == 0 or (needed.min() >= 0 and needed.max() < plan.num_pages), chunk
+    written = [save.snapshot_id for save in batch.saves] + [capture.snapshot_id for capture in batch.captures]
+    assert len(set(written)) == len(written), "a snapshot written twice in a step"
     for capture in batch.captures:
-        piece = batch.pieces[capture.piece]
-        assert piece.start < capture.position <= piece.end, (capture, piece)
-        assert piece.tokens[0] != PENDING, (capture, piece)
-        assert 0 <= capture.cell < plan.num_cells, capture
+        chunk = batch.chunks[capture.chunk]
+        assert chunk.start < capture.position <= chunk.end, (capture, chunk)
+        assert chunk.tokens[0] != PENDING, (capture, chunk)
+        assert 0 <= capture.snapshot_id < plan.num_snapshots, capture
     for score in batch.scores:
-        piece = batch.pieces[score.piece]
-        assert piece.start < score.position <= piece.end, (score, piece)
-        assert piece.tokens[0] != PENDING, (score, piece)
+        chunk = batch.chunks[score.chunk]
+        assert chunk.start < score.position <= chunk.end, (score, chunk)
+        assert chunk.tokens[0] != PENDING, (score, chunk)
         assert 0 <= score.target < vocab_size, score
     for wanted in batch.samples:
         assert 0 <= wanted.row < plan.num_rows, wanted

@@ -113,7 +113,7 @@ class NextTokenOut(Struct):
 
 
 class SlotOut(Struct):
-    """One seat. What llama-server has no name for comes behind: state, request, and the counts of the prompt."""
+    """One slot. What llama-server has no name for comes behind: state, request, and the counts of the prompt."""
 
     id: int
     n_ctx: int

@@ -7,8 +7,8 @@ from svc.memory.plan import MemoryPlan
 
 FREE_SHARE = 0.5  # of what is free after the weights: the rest is left to the system and to what runs beside us
 KV_SHARE = 0.6  # of that, where both budgets are auto and both are needed
-USEFUL_CONTEXTS_PER_SEAT = 4  # conversations kept whole for each one that is running
-USEFUL_CELLS_PER_SEAT = 64
+USEFUL_CONTEXTS_PER_SLOT = 4  # conversations kept whole for each one that is running
+USEFUL_SNAPSHOTS_PER_SLOT = 64
 HOST_SHARE = 0.25  # of the machine's free memory: pinned memory is lost to everything else
 USEFUL_HOST_TIERS = 4  # times what the device has: what has not been used for longer seldom comes back
 MIB = 2**20
@@ -28,7 +28,7 @@ def resolve_budgets(
     """(kv_bytes, snapshot_bytes) for `plan_memory`. None asks for an automatic budget.
 
     `available_bytes` is free memory, of which the weights take `weights_bytes`; automatic budgets take `free_share` of the rest,
-    but never less than what the seats need. Raises MemoryBudgetError when the sum, live rows included, is more than is free beside
+    but never less than what the slots need. Raises MemoryBudgetError when the sum, live rows included, is more than is free beside
     the weights; or, where both budgets are given, more than is free: weights that do not fit can be read from the disk again
     (`weights_remark`), caches cannot.
     """
@@ -37,8 +37,8 @@ def resolve_budgets(
     row_bytes = num_rows * layout.state_bytes
     smallest_kv, smallest_snapshots = 2 * num_rows * layout.page_bytes, num_rows * layout.state_bytes
     pages_per_context = -(-context_tokens // layout.page_tokens)
-    useful_kv = USEFUL_CONTEXTS_PER_SEAT * num_rows * pages_per_context * layout.page_bytes
-    useful_snapshots = USEFUL_CELLS_PER_SEAT * num_rows * layout.state_bytes
+    useful_kv = USEFUL_CONTEXTS_PER_SLOT * num_rows * pages_per_context * layout.page_bytes
+    useful_snapshots = USEFUL_SNAPSHOTS_PER_SLOT * num_rows * layout.state_bytes
 
     share = int(free_share * beside_bytes) - row_bytes - (kv_bytes or 0) - (snapshot_bytes or 0)
     if kv_bytes is None and snapshot_bytes is None:
@@ -57,14 +57,14 @@ def resolve_budgets(
     limit_bytes = available_bytes if all_given else beside_bytes
     if total > limit_bytes:
         place = "" if all_given else " beside the weights"
-        what = f"{num_rows} seats with kv_bytes={format_size(kv)} and snapshot_bytes={format_size(snapshots)}"
+        what = f"{num_rows} slots with kv_bytes={format_size(kv)} and snapshot_bytes={format_size(snapshots)}"
         remedy = _what_fits(
             room_bytes=limit_bytes - row_bytes,
             kv_bytes=kv_bytes,
             snapshot_bytes=snapshot_bytes,
             smallest_kv=smallest_kv,
             smallest_snapshots=smallest_snapshots,
-        ) or _seats_that_fit(limit_bytes, (smallest_kv + 2 * smallest_snapshots) // num_rows)
+        ) or _slots_that_fit(limit_bytes, (smallest_kv + 2 * smallest_snapshots) // num_rows)
         if total <= available_bytes:
             remedy += "; or give both budgets as numbers: weights that do not fit are then read from the disk again, which is slow"
         needed = format_size(-(-total // MIB) * MIB)
@@ -116,10 +116,10 @@ def _what_fits(
     return None
 
 
-def _seats_that_fit(room_bytes: int, seat_bytes: int) -> str:
-    """`seat_bytes`: the least that one takes, with its share of both budgets."""
-    seats = room_bytes // seat_bytes
-    return f"max_seats can be {seats}" if seats else f"one seat alone needs {format_size(seat_bytes)}"
+def _slots_that_fit(room_bytes: int, slot_bytes: int) -> str:
+    """`slot_bytes`: the least that one takes, with its share of both budgets."""
+    slots = room_bytes // slot_bytes
+    return f"max_slots can be {slots}" if slots else f"one slot alone needs {format_size(slot_bytes)}"
 
 
 def _rounded(size: int) -> str:

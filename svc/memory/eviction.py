@@ -2,7 +2,7 @@
 
 The worth of a snapshot is the work it would save, spread over its age:
 
-    worth = (work(position) - work(shallower)) / (RECENT_S + age_s)         all cells have the same size in bytes
+    worth = (work(position) - work(shallower)) / (RECENT_S + age_s)         all snapshots have the same size in bytes
     work(n) = n + n^2 / (2 * EVEN_TOKENS)                                    in units of one token's matrix work
 
 `shallower` is the next shallower snapshot on its path (0 without one): what a resume would fall back to. The quadratic term is

@@ -13,7 +13,7 @@ from svc.memory.stats import Counters
 # Moved to the host beyond what is needed now, so that the next place wanted is one whose copy is likely over; and at most one of so
 # many that there are.
 PAGES_AHEAD, OF_PAGES = 32, 16
-CELLS_AHEAD, OF_CELLS = 8, 8
+SNAPSHOTS_AHEAD, OF_SNAPSHOTS = 8, 8
 
 
 class Evictor:
@@ -27,7 +27,7 @@ class Evictor:
         self._counters = counters
         self._hybrid = tree.hybrid
         self._pages_ahead = min(PAGES_AHEAD, pool.num_pages // OF_PAGES)
-        self._cells_ahead = min(CELLS_AHEAD, ring.num_cells // OF_CELLS)
+        self._snapshots_ahead = min(SNAPSHOTS_AHEAD, ring.num_snapshots // OF_SNAPSHOTS)
 
     def make_room(self, count: int, now: float) -> bool:
         """At least `count` free pages on the device, moving to the host or evicting what is worth least; False when that cannot
@@ -44,30 +44,32 @@ class Evictor:
                 self._evict_leaf(wanted, now)
         return True
 
-    def take_cell(self, position: int, shallower: int, now: float) -> SnapshotRef | None:
-        """A cell for the state after `position` tokens, reserved: that of a published snapshot which is worth less, with
+    def take_snapshot(self, position: int, shallower: int, now: float) -> SnapshotRef | None:
+        """A snapshot for the state after `position` tokens, reserved: that of a published snapshot which is worth less, with
         `shallower` what the new one's path falls back to. None where none is worth less.
 
         The old one is taken off the tree or moves to the host; there the one that is worth least makes room, if need be.
         """
         new = worth(position, shallower, 0.0) if self._hybrid else worth(1, 0, 0.0)
-        if not self._free_cell(new, now):
+        if not self._free_snapshot(new, now):
             return None
-        for _ in range(min(self._cells_ahead, self._ring.num_free_on_host)):
-            self._free_cell(new, now)
+        for _ in range(min(self._snapshots_ahead, self._ring.num_free_on_host)):
+            self._free_snapshot(new, now)
         return self._ring.reserve(position)
 
-    def _free_cell(self, new: float, now: float) -> bool:
-        """Frees the cheapest cell of the device, if what is lost for good by that is worth less than `new`."""
-        cheap, value, looked = self._ring.find_cheap(lambda cell: self._tree.snapshot_worth(cell, now))
+    def _free_snapshot(self, new: float, now: float) -> bool:
+        """Frees the cheapest snapshot of the device, if what is lost for good by that is worth less than `new`."""
+        cheap, value, looked = self._ring.find_cheap(lambda snapshot_id: self._tree.snapshot_worth(snapshot_id, now))
         self._counters.num_candidates += looked
         if cheap is None:
             return False
         lost: SnapshotRef | None = cheap
         if self._ring.num_free_on_host:
             lost, value = None, 0.0
-        elif self._ring.num_host_cells:
-            cheap_there, value_there, looked = self._ring.find_cheap_on_host(lambda cell: self._tree.snapshot_worth(cell, now))
+        elif self._ring.num_host_snapshots:
+            cheap_there, value_there, looked = self._ring.find_cheap_on_host(
+                lambda snapshot_id: self._tree.snapshot_worth(snapshot_id, now)
+            )
             self._counters.num_candidates += looked
             if cheap_there is not None and value_there < value:
                 lost, value = cheap_there, value_there
@@ -75,16 +77,16 @@ class Evictor:
             return False
         if lost is not None:
             self._counters.num_evicted_snapshots += 1
-            self.give_up_cell(self._tree.detach(self._tree.node_of_cell(lost.cell)))
+            self.give_up_snapshot(self._tree.detach(self._tree.node_of_snapshot(lost.snapshot_id)))
         if lost != cheap:
-            self._moves.add(MoveKind.CELL_OUT, *self._ring.move_out(cheap))
+            self._moves.add(MoveKind.SNAPSHOT_OUT, *self._ring.move_out(cheap))
             self._counters.snapshots_moved_out += 1
         return True
 
-    def give_up_cell(self, cell: int | None) -> None:
-        """Ends the snapshot of a cell that has been taken off the tree, if there was one."""
-        if cell is not None:
-            self._ring.give_up(self._ring.ref(cell))
+    def give_up_snapshot(self, snapshot_id: int | None) -> None:
+        """Ends the snapshot of a snapshot that has been taken off the tree, if there was one."""
+        if snapshot_id is not None:
+            self._ring.give_up(self._ring.ref(snapshot_id))
 
     def _move_pages_out(self, num_pages: int, now: float) -> None:
         """Moves at most so many pages to the host, as far as there is room: at least one where any can go."""
@@ -122,10 +124,10 @@ class Evictor:
         """Gives up the claims of a leaf for good; of an attention-only model's only the last `num_pages`."""
         before = len(leaf.pages)
         if self._hybrid:
-            cell = self._tree.drop_leaf(leaf)
+            snapshot_id = self._tree.drop_leaf(leaf)
             self._counters.evicted_pages += before
         else:
-            cell = self._tree.trim_leaf(leaf, num_pages)
+            snapshot_id = self._tree.trim_leaf(leaf, num_pages)
             self._counters.evicted_pages += min(num_pages, before)
-        self._counters.num_evicted_snapshots += cell is not None
-        self.give_up_cell(cell)
+        self._counters.num_evicted_snapshots += snapshot_id is not None
+        self.give_up_snapshot(snapshot_id)

@@ -1,11 +1,11 @@
-"""What one KV page, one live row and one snapshot cell hold, in elements and bytes. Numbers only.
+"""What one KV page, one live row and one snapshot hold, in elements and bytes. Numbers only.
 
 Two slabs, laid out alike for every backend:
 
 - KV slab `[num_pages, page_elements]`, element type `kv_type`. Inside a page: attention layer, then K before V, then KV head,
   then the row in the page, then the head dimension: `[L_attn, 2, H_kv, P, D]`. One page is one contiguous block, so that copying,
   moving or saving a page is one memory copy.
-- state slabs `[num_rows, state_elements]` (live rows) and `[num_cells, state_elements]` (snapshot cells), float32, with the same
+- state slabs `[num_rows, state_elements]` (live rows) and `[num_snapshots, state_elements]` (snapshots), float32, with the same
   inner layout, so that saving or restoring is one memory copy. Inside: for each DeltaNet layer the recurrent state
   `[H_v, D_k * D_v]` (its inner order belongs to the backend: `state_order`), then the `[conv_rows, channels]` raw convolution rows
   (oldest first); after all layers the final hidden row `[C]` (after the output norm) of the last token.
@@ -19,7 +19,7 @@ STATE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class MemoryLayout:
-    """Sizes of a model's caches. A model without DeltaNet layers has `num_delta_layers == 0`: its cells hold only hidden rows."""
+    """Sizes of a model's caches. Without DeltaNet layers `num_delta_layers` is 0 and a snapshot holds only the hidden row."""
 
     hidden_size: int
     num_attention_layers: int
@@ -76,11 +76,11 @@ class MemoryLayout:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one live row, and of one snapshot cell."""
+        """Bytes of one live row, and of one snapshot."""
         return self.state_elements * STATE_BYTES
 
     def recurrent_offset(self, delta_layer: int) -> int:
-        """Element offset of a DeltaNet layer's recurrent state inside a row or cell."""
+        """Element offset of a DeltaNet layer's recurrent state inside a row or snapshot."""
         return delta_layer * (self.recurrent_elements + self.conv_elements)
 
     def conv_offset(self, delta_layer: int) -> int:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 class MoveKind(enum.Enum):
     PAGE_OUT = "page_out"  # device page -> host page
     PAGE_IN = "page_in"  # host page -> device page
-    CELL_OUT = "cell_out"  # snapshot cell on the device -> on the host
-    ROW_IN = "row_in"  # snapshot cell on the host -> live row
+    SNAPSHOT_OUT = "snapshot_out"  # snapshot on the device -> on the host
+    ROW_IN = "row_in"  # snapshot on the host -> live row
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Where snapshots are taken: the positions worth a cell, and the choice among them when cells are scarce."""
+"""Where snapshots are taken: the positions worth a snapshot, and the choice among them when snapshots are scarce."""
 
 import enum
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ class Boundary:
 
 
 class WantedKind(enum.IntEnum):
-    """Why a position is worth a cell; the lower, the more it is worth."""
+    """Why a position is worth a snapshot; the lower, the more it is worth."""
 
     PROMPT_END = 0  # the same prompt again needs no token
     JOIN = 1  # others wait for it

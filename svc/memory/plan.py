@@ -1,4 +1,4 @@
-"""From budgets in bytes to counts of pages, rows and cells; refuses budgets that cannot work, saying what would fit."""
+"""From budgets in bytes to counts of pages, rows and snapshots; refuses budgets that cannot work, saying what would fit."""
 
 from dataclasses import dataclass, replace
 
@@ -13,18 +13,18 @@ class MemoryPlan:
 
     layout: MemoryLayout
     num_pages: int
-    num_rows: int  # seats: sequences that can be live at once
-    num_cells: int  # snapshots that can be kept
+    num_rows: int  # slots: sequences that can be live at once
+    num_snapshots: int  # snapshots that can be kept
     num_host_pages: int = 0  # beside the device: what has no room there is kept here
-    num_host_cells: int = 0
+    num_host_snapshots: int = 0
 
     @property
     def host_tier(self) -> bool:
-        return self.num_host_pages > 0 or self.num_host_cells > 0
+        return self.num_host_pages > 0 or self.num_host_snapshots > 0
 
     @property
     def host_bytes(self) -> int:
-        return self.num_host_pages * self.layout.page_bytes + self.num_host_cells * self.layout.state_bytes
+        return self.num_host_pages * self.layout.page_bytes + self.num_host_snapshots * self.layout.state_bytes
 
     @property
     def kv_bytes(self) -> int:
@@ -36,7 +36,7 @@ class MemoryPlan:
 
     @property
     def snapshot_bytes(self) -> int:
-        return self.num_cells * self.layout.state_bytes
+        return self.num_snapshots * self.layout.state_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -49,29 +49,29 @@ class MemoryPlan:
 
 
 def plan_memory(layout: MemoryLayout, *, kv_bytes: int, snapshot_bytes: int, num_rows: int, context_tokens: int) -> MemoryPlan:
-    """Divides budgets (bytes) into whole pages and cells of the device.
+    """Divides budgets (bytes) into whole pages and snapshots of the device.
 
-    Raises MemoryBudgetError when the KV budget holds less than one page per seat or the snapshot budget less than one cell per
-    seat; the message gives the smallest budget that would do. A KV budget below `context_tokens` is allowed (prompts are then
+    Raises MemoryBudgetError when the KV budget holds less than one page per slot or the snapshot budget less than one snapshot per
+    slot; the message gives the smallest budget that would do. A KV budget below `context_tokens` is allowed (prompts are then
     bounded by the budget; the caller warns).
     """
     num_pages = kv_bytes // layout.page_bytes if layout.page_bytes else context_tokens * num_rows // layout.page_tokens
-    num_cells = snapshot_bytes // layout.state_bytes
+    num_snapshots = snapshot_bytes // layout.state_bytes
     if num_rows < 1:
-        raise MemoryBudgetError(f"max_seats is {num_rows}: at least one seat is needed")
+        raise MemoryBudgetError(f"max_slots is {num_rows}: at least one slot is needed")
     if num_pages < 2 * num_rows:
         need = 2 * num_rows * layout.page_bytes
         raise MemoryBudgetError(
             f"kv_bytes={format_size(kv_bytes)} holds {num_pages} pages of {layout.page_bytes} bytes, "
-            f"too few for {num_rows} seats: give at least {format_size(need)}, or fewer seats"
+            f"too few for {num_rows} slots: give at least {format_size(need)}, or fewer slots"
         )
-    if num_cells < num_rows:
+    if num_snapshots < num_rows:
         need = num_rows * layout.state_bytes
         raise MemoryBudgetError(
-            f"snapshot_bytes={format_size(snapshot_bytes)} holds {num_cells} snapshots of {layout.state_bytes} bytes, "
-            f"too few for {num_rows} seats: give at least {format_size(need)}, or fewer seats"
+            f"snapshot_bytes={format_size(snapshot_bytes)} holds {num_snapshots} snapshots of {layout.state_bytes} bytes, "
+            f"too few for {num_rows} slots: give at least {format_size(need)}, or fewer slots"
         )
-    return MemoryPlan(layout=layout, num_pages=num_pages, num_rows=num_rows, num_cells=num_cells)
+    return MemoryPlan(layout=layout, num_pages=num_pages, num_rows=num_rows, num_snapshots=num_snapshots)
 
 
 def with_host_tier(plan: MemoryPlan, *, host_kv_bytes: int, host_snapshot_bytes: int) -> MemoryPlan:
@@ -85,5 +85,5 @@ def with_host_tier(plan: MemoryPlan, *, host_kv_bytes: int, host_snapshot_bytes:
             raise MemoryBudgetError(
                 f"{key}={format_size(size)} holds no {what} of {each} bytes: give at least {format_size(each)}, or 0 for none"
             )
-    num_pages, num_cells = (size // each if each else 0 for _, size, _, each in budgets)
-    return replace(plan, num_host_pages=num_pages, num_host_cells=num_cells)
+    num_pages, num_snapshots = (size // each if each else 0 for _, size, _, each in budgets)
+    return replace(plan, num_host_pages=num_pages, num_host_snapshots=num_snapshots)

@@ -43,7 +43,7 @@ class Node:
     tokens: TokenArray  # [end - start], never empty except in the root
     pages: list[int]  # tile start // P and following
     children: dict[int, "Node"]  # by first token of the child's edge
-    cell: int | None  # snapshot of the state after `end` tokens
+    snapshot_id: int | None  # snapshot of the state after `end` tokens
     last_use: float  # seconds, on the caller's clock
     leaf_index: int  # where it stands in PrefixTree.leaves, -1 for inner nodes
     resident: int  # leading claims that may still be on the device; a claim behind can be too, if a neighbour shares it
@@ -53,7 +53,7 @@ class Node:
         return self.start + len(self.tokens)
 
     def __repr__(self) -> str:
-        return f"Node([{self.start}, {self.end}), {len(self.children)} children, cell {self.cell})"
+        return f"Node([{self.start}, {self.end}), {len(self.children)} children, snapshot {self.snapshot_id})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Walk:
 
 
 class PrefixTree:
-    """Over the pages of `pool` and the cells of `ring`; `hybrid` says whether a claim without a snapshot below is of use."""
+    """Over the pages of `pool` and the snapshots of `ring`; `hybrid` says whether a claim without a snapshot below is of use."""
 
     def __init__(self, pool: PagePool, ring: SnapshotRing, *, hybrid: bool) -> None:
         self.hybrid = hybrid
@@ -90,12 +90,12 @@ class PrefixTree:
         self._ring = ring
         self._page_tokens = pool.page_tokens
         self._root = Node(None, 0, np.zeros(0, np.int32), [], {}, None, 0.0, -1, 0)
-        self._node_of_cell: dict[int, Node] = {}
+        self._node_of_snapshot: dict[int, Node] = {}
         self._hand = 0
         self._host_hand = 0
 
     def __repr__(self) -> str:
-        return f"PrefixTree({len(self.leaves)} leaves, {len(self._node_of_cell)} snapshots)"
+        return f"PrefixTree({len(self.leaves)} leaves, {len(self._node_of_snapshot)} snapshots)"
 
     # -- looking --------------------------------------------------------------------------------------------------------------
     def walk(self, tokens: TokenArray) -> Walk:
@@ -116,15 +116,15 @@ class PrefixTree:
 
     def deepest_snapshot(self, walk: Walk) -> Node | None:
         """The last node on the walk that is matched to its end and has a snapshot."""
-        return next((node for node in reversed(walk.full_path) if node.cell is not None), None)
+        return next((node for node in reversed(walk.full_path) if node.snapshot_id is not None), None)
 
-    def node_of_cell(self, cell: int) -> Node:
-        return self._node_of_cell[cell]
+    def node_of_snapshot(self, snapshot_id: int) -> Node:
+        return self._node_of_snapshot[snapshot_id]
 
     def shallower_snapshot(self, node: Node) -> int:
         """Position of the next snapshot above `node`, 0 without one."""
         above = node.parent
-        while above is not None and above.cell is None:
+        while above is not None and above.snapshot_id is None:
             above = above.parent
         return above.end if above is not None else 0
 
@@ -173,46 +173,46 @@ class PrefixTree:
         for node in walk.path:
             node.last_use = max(node.last_use, now)
 
-    def attach(self, node: Node, cell: int, now: float) -> None:
-        """Makes `cell` the snapshot at the end of `node`."""
-        assert node.cell is None, f"{node!r} already has a snapshot"
-        node.cell = cell
+    def attach(self, node: Node, snapshot_id: int, now: float) -> None:
+        """Makes `snapshot` the snapshot at the end of `node`."""
+        assert node.snapshot_id is None, f"{node!r} already has a snapshot"
+        node.snapshot_id = snapshot_id
         node.last_use = now
-        self._node_of_cell[cell] = node
+        self._node_of_snapshot[snapshot_id] = node
 
-    def swap(self, node: Node, cell: int) -> int:
-        """Puts `cell` in the place of the node's snapshot and returns the old one."""
-        old = self._take_cell(node)
-        node.cell = cell
-        self._node_of_cell[cell] = node
+    def swap(self, node: Node, snapshot_id: int) -> int:
+        """Puts `snapshot` in the place of the node's snapshot and returns the old one."""
+        old = self._take_snapshot(node)
+        node.snapshot_id = snapshot_id
+        self._node_of_snapshot[snapshot_id] = node
         return old
 
     # -- shrinking ------------------------------------------------------------------------------------------------------------
     def detach(self, node: Node) -> int:
-        """Takes the snapshot off `node`, drops the claims that were only there for it, and returns the cell."""
-        cell = self._take_cell(node)
+        """Takes the snapshot off `node`, drops the claims that were only there for it, and returns the snapshot."""
+        snapshot_id = self._take_snapshot(node)
         self._tidy(node)
-        return cell
+        return snapshot_id
 
     def drop_leaf(self, leaf: Node) -> int | None:
-        """Removes a leaf with its claims, and what above it was there only for it; returns its cell, if it had one."""
-        cell = None if leaf.cell is None else self._take_cell(leaf)
+        """Removes a leaf with its claims, and what above it was there only for it; returns its snapshot, if it had one."""
+        snapshot_id = None if leaf.snapshot_id is None else self._take_snapshot(leaf)
         self._remove(leaf)
-        return cell
+        return snapshot_id
 
     def trim_leaf(self, leaf: Node, num_pages: int) -> int | None:
-        """Attention-only: gives up the last `num_pages` claims of a leaf; returns the cell of its snapshot, now useless."""
+        """Attention-only: gives up the last `num_pages` claims of a leaf; returns the snapshot of its snapshot, now useless."""
         assert not self.hybrid, "a hybrid leaf is of no use without its end"
         keep = len(leaf.pages) - num_pages
         if keep <= 0:
             return self.drop_leaf(leaf)
-        cell = None if leaf.cell is None else self._take_cell(leaf)
+        snapshot_id = None if leaf.snapshot_id is None else self._take_snapshot(leaf)
         end = (leaf.start // self._page_tokens + keep) * self._page_tokens
         leaf.tokens = leaf.tokens[: end - leaf.start].copy()
         self._pool.unclaim(leaf.pages[keep:])
         del leaf.pages[keep:]
         leaf.resident = min(leaf.resident, keep)
-        return cell
+        return snapshot_id
 
     def find_cheap_leaf(self, now: float, *, idle_only: bool) -> tuple[Node | None, int]:
         """Moves the hand on and returns the leaf that is worth least per page among those it saw, and how many it looked at.
@@ -223,7 +223,7 @@ class PrefixTree:
 
         def leaf_worth(index: int) -> float | None:
             leaf = self.leaves[index]
-            if leaf.cell is not None and self._ring.is_pinned(leaf.cell):
+            if leaf.snapshot_id is not None and self._ring.is_pinned(leaf.snapshot_id):
                 return None
             if idle_only and self._pool.is_held(leaf.pages[-1]):
                 return None
@@ -238,7 +238,7 @@ class PrefixTree:
 
         def leaf_worth(index: int) -> float | None:
             leaf = self.leaves[index]
-            if leaf.cell is not None and self._ring.is_pinned(leaf.cell):
+            if leaf.snapshot_id is not None and self._ring.is_pinned(leaf.snapshot_id):
                 return None
             if not self._pool.on_host(leaf.pages[-1]) or self._pool.is_held(leaf.pages[-1]):
                 return None
@@ -301,31 +301,33 @@ class PrefixTree:
         shallower = self.shallower_snapshot(node) if self.hybrid else node.start
         return worth(node.end, shallower, now - node.last_use) / len(node.pages)
 
-    def snapshot_worth(self, cell: int, now: float) -> float:
-        """What a published cell is worth (see eviction.py). Attention-only: it saves one token wherever it stands."""
-        node = self._node_of_cell[cell]
+    def snapshot_worth(self, snapshot_id: int, now: float) -> float:
+        """What a published snapshot is worth (see eviction.py). Attention-only: it saves one token wherever it stands."""
+        node = self._node_of_snapshot[snapshot_id]
         if not self.hybrid:
             return worth(1, 0, now - node.last_use)
         return worth(node.end, self.shallower_snapshot(node), now - node.last_use)
 
     # -- checks ---------------------------------------------------------------------------------------------------------------
     def check(self) -> tuple[list[int], set[int]]:
-        """Proves the shape of the tree; returns all claims (page once per claim) and the cells it has."""
+        """Proves the shape of the tree; returns all claims (page once per claim) and the snapshots it has."""
         claims: list[int] = []
-        cells: dict[int, Node] = {}
+        snapshots: dict[int, Node] = {}
         leaves = []
         for node in self.nodes():
             self._check_node(node)
             claims += node.pages
-            if node.cell is not None:
-                assert node.cell not in cells, f"cell {node.cell} hangs at {cells[node.cell]!r} and {node!r}"
-                cells[node.cell] = node
+            if node.snapshot_id is not None:
+                assert node.snapshot_id not in snapshots, (
+                    f"snapshot {node.snapshot_id} hangs at {snapshots[node.snapshot_id]!r} and {node!r}"
+                )
+                snapshots[node.snapshot_id] = node
             if not node.children:
                 leaves.append(node)
-        assert cells == self._node_of_cell, "cells found in the tree differ from the index of cells"
+        assert snapshots == self._node_of_snapshot, "snapshots found in the tree differ from the index of snapshots"
         assert {id(leaf) for leaf in leaves} == {id(leaf) for leaf in self.leaves}, "leaves found differ from the list of leaves"
         assert len(leaves) == len(self.leaves), "a leaf is listed twice"
-        return claims, set(cells)
+        return claims, set(snapshots)
 
     def _check_node(self, node: Node) -> None:
         size, parent = self._page_tokens, node.parent
@@ -341,11 +343,11 @@ class PrefixTree:
             assert self._pool.sealed_rows(page) >= rows, f"{node!r} claims {rows} rows of page {page}, which are not sealed"
         if node.children:
             assert node.leaf_index == -1, f"{node!r} has children and is listed as a leaf"
-            assert node.cell is not None or len(node.children) > 1, f"{node!r} should be one with its only child"
+            assert node.snapshot_id is not None or len(node.children) > 1, f"{node!r} should be one with its only child"
         else:
             listed = self.leaves[node.leaf_index : node.leaf_index + 1]
             assert listed == [node], f"{node!r} stands wrong in the list of leaves"
-            assert node.cell is not None or not self.hybrid, f"{node!r} leads to no snapshot"
+            assert node.snapshot_id is not None or not self.hybrid, f"{node!r} leads to no snapshot"
 
     # -- parts ----------------------------------------------------------------------------------------------------------------
     def _add_leaf(self, base: Node, tokens: TokenArray, pages: Sequence[int], now: float) -> Node:
@@ -364,7 +366,7 @@ class PrefixTree:
         return leaf
 
     def _split(self, node: Node, position: int) -> Node:
-        """Cuts an edge; returns the new upper part. The lower part stays the same object: its cell and children hang there."""
+        """Cuts an edge; returns the new upper part. The lower part stays the same object: its snapshot and children hang there."""
         size, parent = self._page_tokens, node.parent
         assert parent is not None, "the root is never cut"
         assert node.start < position < node.end, f"{node!r} cannot be cut at {position}"
@@ -383,7 +385,7 @@ class PrefixTree:
 
     def _tidy(self, node: Node) -> None:
         """Restores the rule of the tree at a node that has lost a snapshot or a child, or a leaf that has gained one."""
-        if node.parent is None or node.cell is not None:
+        if node.parent is None or node.snapshot_id is not None:
             return
         if not node.children:
             if self.hybrid:
@@ -407,7 +409,7 @@ class PrefixTree:
         parent = leaf.parent
         assert parent is not None, "the root is never removed"
         assert not leaf.children, f"{leaf!r} is no leaf"
-        assert leaf.cell is None, f"the snapshot of {leaf!r} would be lost"
+        assert leaf.snapshot_id is None, f"the snapshot of {leaf!r} would be lost"
         del parent.children[int(leaf.tokens[0])]
         self._unlist(leaf)
         self._pool.unclaim(leaf.pages)
@@ -415,11 +417,11 @@ class PrefixTree:
             self._list(parent)
         self._tidy(parent)
 
-    def _take_cell(self, node: Node) -> int:
-        assert node.cell is not None, f"{node!r} has no snapshot"
-        cell, node.cell = node.cell, None
-        del self._node_of_cell[cell]
-        return cell
+    def _take_snapshot(self, node: Node) -> int:
+        assert node.snapshot_id is not None, f"{node!r} has no snapshot"
+        snapshot_id, node.snapshot_id = node.snapshot_id, None
+        del self._node_of_snapshot[snapshot_id]
+        return snapshot_id
 
     def _list(self, node: Node) -> None:
         node.leaf_index = len(self.leaves)

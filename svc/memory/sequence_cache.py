@@ -1,26 +1,26 @@
-"""The two memories behind one face: pages, seats, snapshots and the tree of what is known. The only thing `slots` uses.
+"""The two memories behind one face: pages, slots, snapshots and the tree of what is known. The only thing `slots` uses.
 
 Owner of all of them. Life of one sequence:
 
     resume = cache.match(tokens, now)            where can it go on?
-    lease = cache.open(tokens, resume, now)      a seat, the shared pages, the snapshot pinned
+    lease = cache.open(tokens, resume, now)      a slot, the shared pages, the snapshot pinned
     cache.ready(lease)                           before its first step: what it resumes from has arrived from the host
-    cache.start_cell(lease)                      restore this cell into lease.row in its first step (None: zero the row)
+    cache.start_snapshot(lease)                      restore this snapshot into lease.row in its first step (None: zero the row)
     cache.extend(lease, end, now)                before every step: pages for the positions it writes
     cache.take_copies(lease)                     after extend: page copies that the same step must make first
-    cache.reserve(lease, tokens, position, now)  a cell for a capture in that step
+    cache.reserve(lease, tokens, position, now)  a snapshot for a capture in that step
     cache.started(lease)                         after a step with copies or the restore
-    cache.publish(ref, tokens, lease, now)       after the step that wrote the cell
+    cache.publish(ref, tokens, lease, now)       after the step that wrote the snapshot
     cache.close(lease, tokens, valid, now)       however it ends
 
     cache.take_moves()                           for every step: what it must copy between device and host
     cache.moves_over(count), .moves_failed()     after it
 
-Steps run on the device in the order they were planned. So a page or cell given back may be handed out at once, although a step
+Steps run on the device in the order they were planned. So a page or snapshot given back may be handed out at once, although a step
 under way still writes it: its next owner's writes come later. Moves keep to the same order (moves.py), so that what has been moved
 to the host can be matched at once, although it may still be on its way: whatever fetches it comes behind.
 
-With a host tier (plan.num_host_pages, plan.num_host_cells) what is evicted from the device moves there, and the least worth of
+With a host tier (plan.num_host_pages, plan.num_host_snapshots) what is evicted from the device moves there, and the least worth of
 what stands there is lost. A resume point may stand on the host, whole or in part: `open` then takes places on the device for its
 pages, and its snapshot goes straight from the host into the live row.
 
@@ -37,7 +37,7 @@ from svc.memory.moves import Move, MoveKind, MoveQueue
 from svc.memory.page_pool import PagePool
 from svc.memory.plan import MemoryPlan
 from svc.memory.prefix_tree import PrefixTree, TokenIds, Walk, token_array
-from svc.memory.snapshot_ring import CellState, SnapshotRef, SnapshotRing, StaleSnapshotError
+from svc.memory.snapshot_ring import SnapshotRef, SnapshotRing, SnapshotState, StaleSnapshotError
 from svc.memory.state_rows import StateRows
 from svc.memory.stats import CacheStats, Counters
 
@@ -52,13 +52,13 @@ class SequenceCache:
         self._hybrid = plan.layout.hybrid
         self._pool = PagePool(plan.num_pages, plan.layout.page_tokens, plan.num_host_pages)
         self._rows = StateRows(plan.num_rows)
-        self._ring = SnapshotRing(plan.num_cells, plan.num_host_cells)
+        self._ring = SnapshotRing(plan.num_snapshots, plan.num_host_snapshots)
         self._moves = MoveQueue()
         self._arriving: dict[int, int] = {}  # page -> number of the move that brings it to the device
         self._tree = PrefixTree(self._pool, self._ring, hybrid=self._hybrid)
         self._leases: dict[int, Lease] = {}  # by serial
-        self._writer_of: dict[int, Lease] = {}  # cell reserved -> lease
-        self._pinned_pages: dict[int, list[int]] = {}  # cell published and pinned -> claims on its path, held with it
+        self._writer_of: dict[int, Lease] = {}  # snapshot reserved -> lease
+        self._pinned_pages: dict[int, list[int]] = {}  # snapshot published and pinned -> claims on its path, held with it
         self._serials = itertools.count(1)
         self._counters = Counters()
         self._evictor = Evictor(self._pool, self._ring, self._tree, self._moves, self._counters)
@@ -78,11 +78,11 @@ class SequenceCache:
         position = node.end if node is not None else 0
         if not self._hybrid and position < len(tokens):
             position, node = min(walk.matched, len(tokens) - 1), None
-        snapshot = None if node is None or node.cell is None else self._ring.ref(node.cell)
+        snapshot = None if node is None or node.snapshot_id is None else self._ring.ref(node.snapshot_id)
         return ResumePoint(max(position, 0), snapshot, walk.matched)
 
     def open(self, tokens: TokenIds, resume: ResumePoint, now: float) -> Lease | None:
-        """Takes a seat, holds the shared pages and pins the snapshot; None (and nothing held) when no seat is free, or no room on
+        """Takes a slot, holds the shared pages and pins the snapshot; None (and nothing held) when no slot is free, or no room on
         the device for the pages that have to come from the host.
 
         Raises StaleSnapshotError when `resume` is no longer true; match again. Matching and opening without anything between is
@@ -91,7 +91,10 @@ class SequenceCache:
         walk = self._tree.walk(token_array(tokens, resume.position))
         node = self._tree.deepest_snapshot(walk) if resume.snapshot is not None else None
         if resume.snapshot is not None and (
-            node is None or node.end != resume.position or node.cell is None or self._ring.ref(node.cell) != resume.snapshot
+            node is None
+            or node.end != resume.position
+            or node.snapshot_id is None
+            or self._ring.ref(node.snapshot_id) != resume.snapshot
         ):
             raise StaleSnapshotError(f"{resume} does not hold any more")
         if walk.matched < resume.position:
@@ -130,11 +133,11 @@ class SequenceCache:
         """Whether all that the lease resumes from stands on the device, so that a step may read it."""
         return lease.ready_after <= self._moves.num_over
 
-    def start_cell(self, lease: Lease) -> int | None:
-        """Place of the cell to restore into the lease's row in its first step; None: set the row to zero (also for
+    def start_snapshot(self, lease: Lease) -> int | None:
+        """Place of the snapshot to restore into the lease's row in its first step; None: set the row to zero (also for
         attention-only), unless it `row_comes` from the host and is left alone.
 
-        Ask before `started`: afterwards the cell may hold something else.
+        Ask before `started`: afterwards the snapshot may hold something else.
         """
         assert not lease.closed, f"{lease!r} is closed"
         assert not lease.restored, f"{lease!r} has started already"
@@ -182,10 +185,10 @@ class SequenceCache:
 
     # -- snapshots ------------------------------------------------------------------------------------------------------------
     def reserve(self, lease: Lease, tokens: TokenIds, position: int, now: float) -> SnapshotRef | None:
-        """A cell for the state after tokens[:position]; None: skip this capture.
+        """A snapshot for the state after tokens[:position]; None: skip this capture.
 
-        None when a snapshot is published there already, when the lease has reserved that position, or when no cell is free and
-        none is cheaper than this one would be. Never waits, never touches pinned, reserved or written cells.
+        None when a snapshot is published there already, when the lease has reserved that position, or when no snapshot is free and
+        none is cheaper than this one would be. Never waits, never touches pinned, reserved or written snapshots.
         """
         assert not lease.closed, f"{lease!r} is closed"
         assert 0 < position <= len(tokens), f"no state after {position} of {len(tokens)} tokens"
@@ -197,19 +200,19 @@ class SequenceCache:
         if shallower == position:
             return None
         own = (reserved for reserved in lease.reserved if reserved < position)
-        ref = self._ring.reserve(position) or self._evictor.take_cell(position, max(shallower, *own, 0), now)
+        ref = self._ring.reserve(position) or self._evictor.take_snapshot(position, max(shallower, *own, 0), now)
         if ref is None:
             self._counters.num_skipped += 1
             return None
         lease.reserved[position] = ref
-        self._writer_of[ref.cell] = lease
+        self._writer_of[ref.snapshot_id] = lease
         return ref
 
     def publish(self, ref: SnapshotRef, tokens: TokenIds, lease: Lease, now: float) -> None:
-        """The cell and the pages of tokens[:position] have been written: makes them matchable.
+        """The snapshot and the pages of tokens[:position] have been written: makes them matchable.
 
         What the tree knows of the path keeps its pages; the rest is claimed from the lease's. Where a snapshot already stands, the
-        new cell is given back - or the old one, if joiners wait for the new one.
+        new snapshot is given back - or the old one, if joiners wait for the new one.
         """
         position = self._ring.position(ref)
         if lease.closed or lease.reserved.get(position) != ref:
@@ -218,20 +221,20 @@ class SequenceCache:
         self._ring.mark_written(ref)
         self._forget_reserved(ref, lease)
         node = self._tree.insert(token_array(tokens, position), lease.table.pages, now)
-        if node.cell is not None:
+        if node.snapshot_id is not None:
             self._counters.num_duplicates += 1
-            if self._ring.is_pinned(node.cell) or not self._ring.is_pinned(ref.cell):
+            if self._ring.is_pinned(node.snapshot_id) or not self._ring.is_pinned(ref.snapshot_id):
                 node.last_use = max(node.last_use, now)
                 self._ring.give_up(ref)
                 return
-            self._ring.give_up(self._ring.ref(self._tree.swap(node, ref.cell)))
+            self._ring.give_up(self._ring.ref(self._tree.swap(node, ref.snapshot_id)))
         else:
-            self._tree.attach(node, ref.cell, now)
+            self._tree.attach(node, ref.snapshot_id, now)
             self._counters.num_published += 1
         self._ring.mark_published(ref)
         lease.trail.append(ref)
-        if self._ring.is_pinned(ref.cell):
-            self._hold_path(ref.cell)
+        if self._ring.is_pinned(ref.snapshot_id):
+            self._hold_path(ref.snapshot_id)
 
     def distrust(self, lease: Lease) -> None:
         """The lease's numbers have turned out not to be finite: nothing it resumed from or published is matched any more.
@@ -243,21 +246,21 @@ class SequenceCache:
             self.clear()
         for ref in lease.trail:
             if self._ring.is_published(ref):
-                self._evictor.give_up_cell(self._tree.detach(self._tree.node_of_cell(ref.cell)))
+                self._evictor.give_up_snapshot(self._tree.detach(self._tree.node_of_snapshot(ref.snapshot_id)))
         lease.trail.clear()
 
-    def device_cell(self, ref: SnapshotRef) -> int:
-        """Place on the device of a reserved cell: what a step writes."""
+    def device_snapshot(self, ref: SnapshotRef) -> int:
+        """Place on the device of a reserved snapshot: what a step writes."""
         return self._ring.device_place(ref)
 
     def position(self, ref: SnapshotRef) -> int:
-        """How many tokens the state in that cell stands behind."""
+        """How many tokens the state in that snapshot stands behind."""
         return self._ring.position(ref)
 
     def abandon(self, ref: SnapshotRef) -> None:
-        """Gives back a reserved cell. If joiners have pinned it, it stays aside, unmatched, until they let go."""
-        lease = self._writer_of.get(ref.cell)
-        if self._ring.state(ref) is not CellState.RESERVED or lease is None:
+        """Gives back a reserved snapshot. If joiners have pinned it, it stays aside, unmatched, until they let go."""
+        lease = self._writer_of.get(ref.snapshot_id)
+        if self._ring.state(ref) is not SnapshotState.RESERVED or lease is None:
             raise StaleSnapshotError(f"{ref} is not reserved")
         self._forget_reserved(ref, lease)
         self._ring.give_up(ref)
@@ -266,25 +269,25 @@ class SequenceCache:
     def pin(self, ref: SnapshotRef) -> None:
         """Keeps a snapshot (reserved or published), and once published its pages, from eviction. Counted."""
         if self._ring.pin(ref) and self._ring.is_published(ref):
-            self._hold_path(ref.cell)
+            self._hold_path(ref.snapshot_id)
 
     def pin_at(self, tokens: TokenIds, position: int) -> SnapshotRef | None:
         """Pins the published snapshot of tokens[:position], or None when there is none."""
         node = self._tree.deepest_snapshot(self._tree.walk(token_array(tokens, position)))
-        if node is None or node.cell is None or node.end != position:
+        if node is None or node.snapshot_id is None or node.end != position:
             return None
-        ref = self._ring.ref(node.cell)
+        ref = self._ring.ref(node.snapshot_id)
         self.pin(ref)
         return ref
 
     def unpin(self, ref: SnapshotRef) -> None:
         """One pin less. Allowed for whoever pinned it, also after the snapshot was abandoned or erased meanwhile."""
         if self._ring.unpin(ref):
-            self._pool.release(self._pinned_pages.pop(ref.cell, ()))
+            self._pool.release(self._pinned_pages.pop(ref.snapshot_id, ()))
 
     # -- ending ---------------------------------------------------------------------------------------------------------------
     def close(self, lease: Lease, tokens: TokenIds, valid: int, now: float) -> None:
-        """Frees the seat, the pages, the pins and whatever the lease had reserved and not published.
+        """Frees the slot, the pages, the pins and whatever the lease had reserved and not published.
 
         tokens[:valid] are the positions truly written. An attention-only model keeps them all matchable; a hybrid one keeps what
         its published snapshots claim. Pass valid=0 for a sequence whose values cannot be trusted.
@@ -305,9 +308,9 @@ class SequenceCache:
         del self._leases[lease.serial]
 
     def clear(self) -> None:
-        """Forgets everything that can be matched. Live leases, reserved cells and pins go on; pinned cells are only set aside."""
+        """Forgets everything that can be matched. Live leases, reserved snapshots and pins go on."""
         while self._tree.leaves:
-            self._evictor.give_up_cell(self._tree.drop_leaf(self._tree.leaves[-1]))
+            self._evictor.give_up_snapshot(self._tree.drop_leaf(self._tree.leaves[-1]))
 
     # -- between the tiers ----------------------------------------------------------------------------------------------------
     def take_moves(self) -> tuple[int, tuple[Move, ...]]:
@@ -341,7 +344,7 @@ class SequenceCache:
 
     @property
     def num_free_rows(self) -> int:
-        """Seats nobody sits on."""
+        """Slots nobody sits on."""
         return self._rows.num_free
 
     def stats(self) -> CacheStats:
@@ -354,16 +357,16 @@ class SequenceCache:
             held_pages=pool.num_pages - pool.num_available,
             num_rows=rows.num_rows,
             free_rows=rows.num_free,
-            num_cells=ring.num_cells,
-            free_cells=ring.num_free,
-            reserved_cells=ring.count(CellState.RESERVED) + ring.count(CellState.WRITTEN),
-            published_cells=ring.count(CellState.PUBLISHED),
-            stranded_cells=ring.count(CellState.STRANDED),
-            pinned_cells=ring.num_pinned,
+            num_snapshots=ring.num_snapshots,
+            free_snapshots=ring.num_free,
+            reserved_snapshots=ring.count(SnapshotState.RESERVED) + ring.count(SnapshotState.WRITTEN),
+            published_snapshots=ring.count(SnapshotState.PUBLISHED),
+            stranded_snapshots=ring.count(SnapshotState.STRANDED),
+            pinned_snapshots=ring.num_pinned,
             num_host_pages=pool.num_host_pages,
             free_host_pages=pool.num_free_on_host,
-            num_host_cells=ring.num_host_cells,
-            free_host_cells=ring.num_free_on_host,
+            num_host_snapshots=ring.num_host_snapshots,
+            free_host_snapshots=ring.num_free_on_host,
             page_bytes=self.plan.layout.page_bytes,
             state_bytes=self.plan.layout.state_bytes,
             num_nodes=sum(1 for _ in self._tree.nodes()),
@@ -371,33 +374,33 @@ class SequenceCache:
         )
 
     def check(self) -> None:
-        """Proves that every page, cell and seat is accounted for; AssertionError says what is not. Linear: for tests and idle."""
-        claims, cells = self._tree.check()
+        """Proves that every page, snapshot and row is accounted for; AssertionError says what is not. Linear."""
+        claims, snapshots = self._tree.check()
         holds = [page for pages in self._pinned_pages.values() for page in pages]
         pins: dict[int, int] = {}
         reserved: dict[int, Lease] = {}
         for lease in self._leases.values():
             holds += lease.table.pages + lease.copy_sources
             if lease.snapshot is not None:
-                pins[lease.snapshot.cell] = pins.get(lease.snapshot.cell, 0) + 1
+                pins[lease.snapshot.snapshot_id] = pins.get(lease.snapshot.snapshot_id, 0) + 1
             for position, ref in lease.reserved.items():
                 assert self._ring.position(ref) == position, f"{lease!r} has {ref} under position {position}"
-                assert self._ring.state(ref) is CellState.RESERVED, f"{ref} of {lease!r} is {self._ring.state(ref).value}"
-                reserved[ref.cell] = lease
+                assert self._ring.state(ref) is SnapshotState.RESERVED, f"{ref} of {lease!r} is {self._ring.state(ref).value}"
+                reserved[ref.snapshot_id] = lease
             for page in lease.table.pages:
                 assert not self._pool.on_host(page), f"page {page} of {lease!r} stands on the host"
                 writer = self._pool.writer(page)
                 assert writer == lease.serial or writer in self._leases or writer < 0, (
                     f"page {page} has the writer {writer}, who left"
                 )
-        assert reserved == self._writer_of, "reserved cells and their leases do not add up"
-        written = self._ring.count(CellState.RESERVED) + self._ring.count(CellState.WRITTEN)
-        assert written == len(reserved), f"{written} cells are reserved or written, {len(reserved)} have an owner"
+        assert reserved == self._writer_of, "reserved snapshots and their leases do not add up"
+        written = self._ring.count(SnapshotState.RESERVED) + self._ring.count(SnapshotState.WRITTEN)
+        assert written == len(reserved), f"{written} snapshots are reserved or written, {len(reserved)} have an owner"
         self._pool.check(holds, claims)
-        self._ring.check(cells, pins)
+        self._ring.check(snapshots, pins)
         self._rows.check([lease.row for lease in self._leases.values()])
-        for cell in self._pinned_pages:
-            assert self._ring.is_pinned(cell), f"pages are held for cell {cell}, which nobody pins"
+        for snapshot_id in self._pinned_pages:
+            assert self._ring.is_pinned(snapshot_id), f"pages are held for snapshot {snapshot_id}, which nobody pins"
 
     # -- parts ----------------------------------------------------------------------------------------------------------------
     def _own_page(self, lease: Lease, index: int, *, copy: bool) -> None:
@@ -422,18 +425,18 @@ class SequenceCache:
             self._tree.back_on_device(walk, lease.start)
         if self._arriving:  # what somebody else fetches is waited for too
             lease.ready_after = max((self._arriving.get(page, 0) for page in lease.table.pages), default=0)
-        if lease.snapshot is not None and self._ring.on_host(lease.snapshot.cell):
+        if lease.snapshot is not None and self._ring.on_host(lease.snapshot.snapshot_id):
             lease.row_comes = True
             lease.ready_after = self._moves.add(MoveKind.ROW_IN, self._ring.host_place(lease.snapshot), lease.row)
         self._counters.pages_moved_in += len(absent)
         self._counters.rows_moved_in += lease.row_comes
         self._counters.num_host_resumes += bool(absent) or lease.row_comes
 
-    def _hold_path(self, cell: int) -> None:
+    def _hold_path(self, snapshot_id: int) -> None:
         """Pages of a pinned snapshot count as held, not as cached: `free_pages_possible` then promises nothing it cannot keep."""
-        pages = self._tree.claims_on_path(self._tree.node_of_cell(cell))
+        pages = self._tree.claims_on_path(self._tree.node_of_snapshot(snapshot_id))
         self._pool.hold(pages)
-        self._pinned_pages[cell] = pages
+        self._pinned_pages[snapshot_id] = pages
 
     def _drop_start(self, lease: Lease) -> None:
         sources, lease.copy_sources = lease.copy_sources, []
@@ -444,4 +447,4 @@ class SequenceCache:
 
     def _forget_reserved(self, ref: SnapshotRef, lease: Lease) -> None:
         del lease.reserved[self._ring.position(ref)]
-        del self._writer_of[ref.cell]
+        del self._writer_of[ref.snapshot_id]

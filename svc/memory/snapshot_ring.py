@@ -1,7 +1,7 @@
-"""Snapshot cells as numbers: life cycle, generations, pins, and the hands that find a cheap cell in each tier.
+"""Snapshots as numbers: life cycle, generations, pins, and the hands that find a cheap one in each tier.
 
-Owner of all cell states. A cell keeps its number, and so its references stay good, when it moves from the device to the host
-(tiers.py). What a cell's snapshot belongs to (a path of tokens, pages) is the prefix tree's business.
+Owner of all snapshot states. A snapshot keeps its id, and its references stay valid, when it moves between the tiers (tiers.py).
+The prefix tree knows which path of tokens and which pages it belongs to.
 """
 
 import enum
@@ -18,13 +18,13 @@ class StaleSnapshotError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRef:
-    """One filling of a cell. A cell given back and taken again has a new generation, so an old reference is an error."""
+    """One filling of a snapshot. A snapshot given back and taken again has a new generation, so an old reference is an error."""
 
-    cell: int
+    snapshot_id: int
     generation: int
 
 
-class CellState(enum.Enum):
+class SnapshotState(enum.Enum):
     FREE = "free"
     RESERVED = "reserved"  # the device will write it
     WRITTEN = "written"  # the device has written it
@@ -32,51 +32,51 @@ class CellState(enum.Enum):
     STRANDED = "stranded"  # its path or its writer is gone; never matched; kept only until the last pin goes
 
 
-TRANSITIONS: dict[CellState, frozenset[CellState]] = {
-    CellState.FREE: frozenset({CellState.RESERVED}),
-    CellState.RESERVED: frozenset({CellState.WRITTEN, CellState.STRANDED, CellState.FREE}),
-    CellState.WRITTEN: frozenset({CellState.PUBLISHED, CellState.STRANDED, CellState.FREE}),
-    CellState.PUBLISHED: frozenset({CellState.STRANDED, CellState.FREE}),
-    CellState.STRANDED: frozenset({CellState.FREE}),
+TRANSITIONS: dict[SnapshotState, frozenset[SnapshotState]] = {
+    SnapshotState.FREE: frozenset({SnapshotState.RESERVED}),
+    SnapshotState.RESERVED: frozenset({SnapshotState.WRITTEN, SnapshotState.STRANDED, SnapshotState.FREE}),
+    SnapshotState.WRITTEN: frozenset({SnapshotState.PUBLISHED, SnapshotState.STRANDED, SnapshotState.FREE}),
+    SnapshotState.PUBLISHED: frozenset({SnapshotState.STRANDED, SnapshotState.FREE}),
+    SnapshotState.STRANDED: frozenset({SnapshotState.FREE}),
 }
 
 
 class SnapshotRing:
-    """`num_cells` cells on the device and `num_host_cells` on the host.
+    """`num_snapshots` snapshots on the device and `num_host_snapshots` on the host.
 
     References are checked on every call: StaleSnapshotError, never another sequence's state.
     """
 
-    def __init__(self, num_cells: int, num_host_cells: int = 0) -> None:
-        self.num_cells = num_cells
-        self._tiers = Tiers(num_cells, num_host_cells)
-        num_cells += num_host_cells
-        self._free = list(range(num_cells - 1, -1, -1))
-        self._state = [CellState.FREE] * num_cells
-        self._generation = [0] * num_cells
-        self._pins = [0] * num_cells
-        self._position = [0] * num_cells
+    def __init__(self, num_snapshots: int, num_host_snapshots: int = 0) -> None:
+        self.num_snapshots = num_snapshots
+        self._tiers = Tiers(num_snapshots, num_host_snapshots)
+        num_snapshots += num_host_snapshots
+        self._free = list(range(num_snapshots - 1, -1, -1))
+        self._state = [SnapshotState.FREE] * num_snapshots
+        self._generation = [0] * num_snapshots
+        self._pins = [0] * num_snapshots
+        self._position = [0] * num_snapshots
         self._hand = 0
         self._host_hand = 0
 
     def __repr__(self) -> str:
-        counts = {state.value: self._state.count(state) for state in CellState}
+        counts = {state.value: self._state.count(state) for state in SnapshotState}
         return f"SnapshotRing({counts})"
 
     @property
     def num_free(self) -> int:
-        """Cells free on the device."""
+        """Snapshots free on the device."""
         return self._tiers.free_on_device
 
     @property
-    def num_host_cells(self) -> int:
+    def num_host_snapshots(self) -> int:
         return self._tiers.num_host
 
     @property
     def num_free_on_host(self) -> int:
         return self._tiers.free_on_host
 
-    def count(self, state: CellState) -> int:
+    def count(self, state: SnapshotState) -> int:
         return self._state.count(state)
 
     @property
@@ -84,153 +84,157 @@ class SnapshotRing:
         return sum(1 for pins in self._pins if pins)
 
     # -- looking --------------------------------------------------------------------------------------------------------------
-    def ref(self, cell: int) -> SnapshotRef:
-        """The reference to what the cell holds now."""
-        assert self._state[cell] is not CellState.FREE, f"cell {cell} is free"
-        return SnapshotRef(cell, self._generation[cell])
+    def ref(self, snapshot_id: int) -> SnapshotRef:
+        """The reference to what the snapshot holds now."""
+        assert self._state[snapshot_id] is not SnapshotState.FREE, f"snapshot {snapshot_id} is free"
+        return SnapshotRef(snapshot_id, self._generation[snapshot_id])
 
-    def state(self, ref: SnapshotRef) -> CellState:
+    def state(self, ref: SnapshotRef) -> SnapshotState:
         self._verify(ref)
-        return self._state[ref.cell]
+        return self._state[ref.snapshot_id]
 
     def position(self, ref: SnapshotRef) -> int:
         """How many tokens the snapshot stands behind."""
         self._verify(ref)
-        return self._position[ref.cell]
+        return self._position[ref.snapshot_id]
 
-    def is_pinned(self, cell: int) -> bool:
-        return self._pins[cell] > 0
+    def is_pinned(self, snapshot_id: int) -> bool:
+        return self._pins[snapshot_id] > 0
 
     def is_published(self, ref: SnapshotRef) -> bool:
         """Whether `ref` is current and can be matched. The one question a stale reference may ask."""
-        return self._generation[ref.cell] == ref.generation and self._state[ref.cell] is CellState.PUBLISHED
+        return self._generation[ref.snapshot_id] == ref.generation and self._state[ref.snapshot_id] is SnapshotState.PUBLISHED
 
     # -- life cycle -----------------------------------------------------------------------------------------------------------
     def reserve(self, position: int) -> SnapshotRef | None:
-        """A free cell on the device for the state after `position` tokens, or None."""
+        """A free snapshot on the device for the state after `position` tokens, or None."""
         if not self.num_free:
             return None
-        cell = self._free.pop()
-        self._tiers.put(cell)
-        self._move(cell, CellState.RESERVED)
-        self._position[cell] = position
-        return SnapshotRef(cell, self._generation[cell])
+        snapshot_id = self._free.pop()
+        self._tiers.put(snapshot_id)
+        self._move(snapshot_id, SnapshotState.RESERVED)
+        self._position[snapshot_id] = position
+        return SnapshotRef(snapshot_id, self._generation[snapshot_id])
 
     def mark_written(self, ref: SnapshotRef) -> None:
         self._verify(ref)
-        self._move(ref.cell, CellState.WRITTEN)
+        self._move(ref.snapshot_id, SnapshotState.WRITTEN)
 
     def mark_published(self, ref: SnapshotRef) -> None:
         self._verify(ref)
-        self._move(ref.cell, CellState.PUBLISHED)
+        self._move(ref.snapshot_id, SnapshotState.PUBLISHED)
 
     def give_up(self, ref: SnapshotRef) -> None:
         """Ends the snapshot in any state: free at once, or stranded until the last pin goes. It is never matched again."""
         self._verify(ref)
-        if self._pins[ref.cell]:
-            self._move(ref.cell, CellState.STRANDED)
+        if self._pins[ref.snapshot_id]:
+            self._move(ref.snapshot_id, SnapshotState.STRANDED)
         else:
-            self._set_free(ref.cell)
+            self._set_free(ref.snapshot_id)
 
     # -- pins -----------------------------------------------------------------------------------------------------------------
     def pin(self, ref: SnapshotRef) -> bool:
         """One more pin; True when it is the first. A stranded snapshot cannot be pinned anew."""
         self._verify(ref)
-        if self._state[ref.cell] is CellState.STRANDED:
+        if self._state[ref.snapshot_id] is SnapshotState.STRANDED:
             raise StaleSnapshotError(f"{ref} is stranded and cannot be pinned")
-        self._pins[ref.cell] += 1
-        return self._pins[ref.cell] == 1
+        self._pins[ref.snapshot_id] += 1
+        return self._pins[ref.snapshot_id] == 1
 
     def unpin(self, ref: SnapshotRef) -> bool:
-        """One pin less; True when it was the last. A stranded cell is then free."""
+        """One pin less; True when it was the last. A stranded snapshot is then free."""
         self._verify(ref)
-        assert self._pins[ref.cell] > 0, f"{ref} is unpinned more often than pinned"
-        self._pins[ref.cell] -= 1
-        last = self._pins[ref.cell] == 0
-        if last and self._state[ref.cell] is CellState.STRANDED:
-            self._set_free(ref.cell)
+        assert self._pins[ref.snapshot_id] > 0, f"{ref} is unpinned more often than pinned"
+        self._pins[ref.snapshot_id] -= 1
+        last = self._pins[ref.snapshot_id] == 0
+        if last and self._state[ref.snapshot_id] is SnapshotState.STRANDED:
+            self._set_free(ref.snapshot_id)
         return last
 
     # -- tiers ----------------------------------------------------------------------------------------------------------------
-    def on_host(self, cell: int) -> bool:
-        return self._tiers.on_host(cell)
+    def on_host(self, snapshot_id: int) -> bool:
+        return self._tiers.on_host(snapshot_id)
 
     def device_place(self, ref: SnapshotRef) -> int:
         """Where on the device it stands."""
         self._verify(ref)
-        return self._tiers.device_place(ref.cell)
+        return self._tiers.device_place(ref.snapshot_id)
 
     def host_place(self, ref: SnapshotRef) -> int:
         self._verify(ref)
-        return self._tiers.host_place(ref.cell)
+        return self._tiers.host_place(ref.snapshot_id)
 
     def move_out(self, ref: SnapshotRef) -> tuple[int, int]:
-        """A published, unpinned cell to the host, which must have a free place: (place on the device, place on the host)."""
+        """A published, unpinned snapshot to the host, which must have a free place: (place on the device, place on the host)."""
         assert self.is_published(ref), f"{ref} is {self.state(ref).value} and cannot be moved"
-        assert not self._pins[ref.cell], f"{ref} is pinned and cannot be moved"
-        return self._tiers.move_out(ref.cell)
+        assert not self._pins[ref.snapshot_id], f"{ref} is pinned and cannot be moved"
+        return self._tiers.move_out(ref.snapshot_id)
 
     # -- the hands ------------------------------------------------------------------------------------------------------------
     def find_cheap(self, worth_of: Callable[[int], float]) -> tuple[SnapshotRef | None, float, int]:
-        """Moves the device's hand on and returns the cheapest unpinned published cell it saw, its worth and how many it looked
+        """Moves the device's hand on and returns the cheapest unpinned published snapshot it saw, its worth and how many it looked
         at."""
-        cell, value, looked = sweep(self._hand, self.num_cells, self._worth(self._tiers.thing_on_device, worth_of))
-        self._hand = (self._hand + looked) % max(self.num_cells, 1)
-        return self._cell_at(self._tiers.thing_on_device, cell), value, looked
+        snapshot_id, value, looked = sweep(self._hand, self.num_snapshots, self._worth(self._tiers.thing_on_device, worth_of))
+        self._hand = (self._hand + looked) % max(self.num_snapshots, 1)
+        return self._snapshot_at(self._tiers.thing_on_device, snapshot_id), value, looked
 
     def find_cheap_on_host(self, worth_of: Callable[[int], float]) -> tuple[SnapshotRef | None, float, int]:
         """The same with the hand of the host tier."""
-        place, value, looked = sweep(self._host_hand, self.num_host_cells, self._worth(self._tiers.thing_on_host, worth_of))
-        self._host_hand = (self._host_hand + looked) % max(self.num_host_cells, 1)
-        return self._cell_at(self._tiers.thing_on_host, place), value, looked
+        place, value, looked = sweep(self._host_hand, self.num_host_snapshots, self._worth(self._tiers.thing_on_host, worth_of))
+        self._host_hand = (self._host_hand + looked) % max(self.num_host_snapshots, 1)
+        return self._snapshot_at(self._tiers.thing_on_host, place), value, looked
 
     def _worth(self, thing_at: Callable[[int], int | None], worth_of: Callable[[int], float]) -> Callable[[int], float | None]:
         """By place; None for what must stay."""
 
         def worth(place: int) -> float | None:
-            cell = thing_at(place)
-            if cell is None or self._pins[cell] or self._state[cell] is not CellState.PUBLISHED:
+            snapshot_id = thing_at(place)
+            if snapshot_id is None or self._pins[snapshot_id] or self._state[snapshot_id] is not SnapshotState.PUBLISHED:
                 return None
-            return worth_of(cell)
+            return worth_of(snapshot_id)
 
         return worth
 
-    def _cell_at(self, thing_at: Callable[[int], int | None], place: int | None) -> SnapshotRef | None:
-        cell = None if place is None else thing_at(place)
-        return None if cell is None else self.ref(cell)
+    def _snapshot_at(self, thing_at: Callable[[int], int | None], place: int | None) -> SnapshotRef | None:
+        snapshot_id = None if place is None else thing_at(place)
+        return None if snapshot_id is None else self.ref(snapshot_id)
 
     # -- checks ---------------------------------------------------------------------------------------------------------------
     def check(self, published: set[int], pins: dict[int, int]) -> None:
-        """Compares with the cells the tree has and the pins of live leases (cell -> count; joiners may have more)."""
+        """Compares with the snapshots the tree has and the pins of live leases (snapshot -> count; joiners may have more)."""
         free = set(self._free)
-        assert len(free) == len(self._free), "a cell is in the free list twice"
-        self._tiers.check(cell for cell in range(len(self._state)) if cell not in free)
-        for cell in range(len(self._state)):
-            state = self._state[cell]
-            assert (state is CellState.FREE) == (cell in free), f"cell {cell} is {state.value} and free list says {cell in free}"
-            assert (state is CellState.PUBLISHED) == (cell in published), (
-                f"cell {cell} is {state.value}, in tree: {cell in published}"
+        assert len(free) == len(self._free), "a snapshot is in the free list twice"
+        self._tiers.check(snapshot_id for snapshot_id in range(len(self._state)) if snapshot_id not in free)
+        for snapshot_id in range(len(self._state)):
+            state = self._state[snapshot_id]
+            assert (state is SnapshotState.FREE) == (snapshot_id in free), (
+                f"snapshot {snapshot_id} is {state.value} and free list says {snapshot_id in free}"
             )
-            assert self._pins[cell] >= pins.get(cell, 0), (
-                f"cell {cell}: {self._pins[cell]} pins counted, {pins.get(cell, 0)} holders"
+            assert (state is SnapshotState.PUBLISHED) == (snapshot_id in published), (
+                f"snapshot {snapshot_id} is {state.value}, in tree: {snapshot_id in published}"
             )
-            assert state is not CellState.FREE or not self._pins[cell], f"free cell {cell} is pinned"
-            assert state is not CellState.STRANDED or self._pins[cell], f"stranded cell {cell} has no pin and is lost"
-            assert state not in (CellState.RESERVED, CellState.WRITTEN) or not self.on_host(cell), (
-                f"cell {cell} is {state.value} and stands on the host, where no step can write it"
+            assert self._pins[snapshot_id] >= pins.get(snapshot_id, 0), (
+                f"snapshot {snapshot_id}: {self._pins[snapshot_id]} pins counted, {pins.get(snapshot_id, 0)} holders"
+            )
+            assert state is not SnapshotState.FREE or not self._pins[snapshot_id], f"free snapshot {snapshot_id} is pinned"
+            assert state is not SnapshotState.STRANDED or self._pins[snapshot_id], (
+                f"stranded snapshot {snapshot_id} has no pin and is lost"
+            )
+            assert state not in (SnapshotState.RESERVED, SnapshotState.WRITTEN) or not self.on_host(snapshot_id), (
+                f"snapshot {snapshot_id} is {state.value} and stands on the host, where no step can write it"
             )
 
     def _verify(self, ref: SnapshotRef) -> None:
-        if self._generation[ref.cell] != ref.generation or self._state[ref.cell] is CellState.FREE:
-            raise StaleSnapshotError(f"{ref} is stale: the cell is at generation {self._generation[ref.cell]}")
+        if self._generation[ref.snapshot_id] != ref.generation or self._state[ref.snapshot_id] is SnapshotState.FREE:
+            raise StaleSnapshotError(f"{ref} is stale: the snapshot is at generation {self._generation[ref.snapshot_id]}")
 
-    def _move(self, cell: int, state: CellState) -> None:
-        if state not in TRANSITIONS[self._state[cell]]:
-            raise StaleSnapshotError(f"cell {cell} cannot go from {self._state[cell].value} to {state.value}")
-        self._state[cell] = state
+    def _move(self, snapshot_id: int, state: SnapshotState) -> None:
+        if state not in TRANSITIONS[self._state[snapshot_id]]:
+            raise StaleSnapshotError(f"snapshot {snapshot_id} cannot go from {self._state[snapshot_id].value} to {state.value}")
+        self._state[snapshot_id] = state
 
-    def _set_free(self, cell: int) -> None:
-        self._move(cell, CellState.FREE)
-        self._generation[cell] += 1
-        self._tiers.remove(cell)
-        self._free.append(cell)
+    def _set_free(self, snapshot_id: int) -> None:
+        self._move(snapshot_id, SnapshotState.FREE)
+        self._generation[snapshot_id] += 1
+        self._tiers.remove(snapshot_id)
+        self._free.append(snapshot_id)

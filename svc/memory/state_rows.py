@@ -1,4 +1,4 @@
-"""Seats: which live rows of the state slab are taken."""
+"""Slots: which live rows of the state slab are taken."""
 
 
 class StateRows:
@@ -16,7 +16,7 @@ class StateRows:
         return len(self._free)
 
     def take(self) -> int | None:
-        """A row, or None when every seat is taken."""
+        """A row, or None when every slot is taken."""
         return self._free.pop() if self._free else None
 
     def give_back(self, row: int) -> None:

@@ -33,11 +33,11 @@ def answer_tokens(prompt_tokens: int, max_tokens: int | None, context_tokens: in
     return room if max_tokens is None else min(max_tokens, room)
 
 
-def note_seat(sequence: Sequence, resume: ResumePoint, start: int, now: float) -> None:
+def note_admission(sequence: Sequence, resume: ResumePoint, start: int, now: float) -> None:
     """It has been seated, with `start` tokens that need no evaluation."""
     known_prompt = min(start, sequence.num_prompt)
     if sequence.cached_tokens is None:
-        sequence.seated_s = now
+        sequence.admitted_s = now
         sequence.cached_tokens = known_prompt
         sequence.matched_tokens = min(resume.matched_tokens, sequence.num_prompt)
         sequence.resumed_at = start
@@ -48,7 +48,7 @@ def note_seat(sequence: Sequence, resume: ResumePoint, start: int, now: float) -
 
 def finished(sequence: Sequence, reason: FinishReason, now: float, error: str | None) -> Finished:
     """The end of its answer."""
-    seated = now if sequence.seated_s is None else sequence.seated_s
+    seated = now if sequence.admitted_s is None else sequence.admitted_s
     first = now if sequence.first_token_s is None else sequence.first_token_s
     return Finished(
         reason=reason,

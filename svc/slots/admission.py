@@ -13,7 +13,7 @@ JOIN_MIN_TOKENS = 32  # waiting for a shorter common prefix saves less than it d
 
 
 class WaitingQueue:
-    """Sequences without a seat, best rank first. Bounded for newcomers; preempted ones always come back. Owner: the scheduler."""
+    """Sequences without a slot, best rank first. Bounded for newcomers; preempted ones always come back. Owner: the scheduler."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
@@ -29,9 +29,9 @@ class WaitingQueue:
     def bound(self) -> int:
         return self._bound
 
-    def check_room(self, free_seats: int, newcomers: int = 1) -> None:
-        """Raises QueueFullError when newcomers would make more wait than the bound, those that a free seat awaits not counted."""
-        if len(self._sequences) + newcomers > self._bound + free_seats:
+    def check_room(self, free_slots: int, newcomers: int = 1) -> None:
+        """Raises QueueFullError when newcomers would make more wait than the bound, those that a free slot awaits not counted."""
+        if len(self._sequences) + newcomers > self._bound + free_slots:
             raise QueueFullError(
                 f"the queue is full: {len(self._sequences)} requests are waiting (max_queue={self._bound})", retry_after_s=2.0
             )
@@ -98,8 +98,8 @@ def _helps(sequence: Sequence, resume: ResumePoint, other: Sequence, position: i
     return resume.position < reach
 
 
-class JoinRoom:
-    """Waiters and their leaders. Owner: the scheduler. A waiter holds no seat and no page, only a pin on its capture."""
+class Joins:
+    """Waiters and their leaders. Owner: the scheduler. A waiter holds no slot and no page, only a pin on its capture."""
 
     def __init__(self, cache: SequenceCache) -> None:
         self._cache = cache

@@ -1,10 +1,10 @@
-"""A step under construction: which seats take part, and the `StepBatch` that says so to the device."""
+"""A step under construction: which slots take part, and the `StepBatch` that says so to the device."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from svc.compute.backend import PENDING, Capture, History, PageCopy, Piece, RowCell, Sample, StepBatch
+from svc.compute.backend import PENDING, Capture, Chunk, History, PageCopy, RowSnapshot, Sample, StepBatch
 from svc.memory.sequence_cache import SequenceCache
 from svc.memory.snapshot_ring import SnapshotRef
 from svc.slots.request import Sequence
@@ -12,22 +12,22 @@ from svc.slots.slot import Closing, Slot
 
 
 @dataclass(slots=True, eq=False)
-class PlannedPiece:
+class PlannedChunk:
     """One slot's share of the forward: its tokens [start, end). `pending`: the one token that the step under way samples."""
 
     slot: Slot
     start: int
     end: int
     pending: bool
-    captures: list[tuple[int, SnapshotRef]]  # (position, cell)
+    captures: list[tuple[int, SnapshotRef]]  # (position, snapshot)
 
 
 @dataclass(slots=True, eq=False)
 class StepPlan:
     """A batch and what `commit` needs to know about it. Built by one `plan()` call, consumed by one `commit()` or `abort()`."""
 
-    pieces: list[PlannedPiece] = field(default_factory=list)
-    seated: list[Slot] = field(default_factory=list)  # slots in this step, with or without a piece
+    chunks: list[PlannedChunk] = field(default_factory=list)
+    seated: list[Slot] = field(default_factory=list)  # slots in this step, with or without a chunk
     starting: list[Slot] = field(default_factory=list)
     sampling: list[Slot] = field(default_factory=list)
     saves: list[Closing] = field(default_factory=list)
@@ -45,7 +45,7 @@ class StepPlan:
 
     def states(self) -> list[tuple[Sequence, int]]:
         """(whose, after how many tokens) of the states that it captures and saves."""
-        captured = [(piece.slot.sequence, position) for piece in self.pieces for position, _ in piece.captures]
+        captured = [(chunk.slot.sequence, position) for chunk in self.chunks for position, _ in chunk.captures]
         return captured + [(closing.sequence, closing.position) for closing in self.saves]
 
 
@@ -53,30 +53,30 @@ def build_batch(plan: StepPlan, cache: SequenceCache, *, ahead: bool) -> StepBat
     """The device work of a plan, in the order the contract fixes (compute/backend.py). `ahead`: of the end of the step before."""
     copies: list[PageCopy] = []
     zero_rows: list[int] = []
-    restores: list[RowCell] = []
+    restores: list[RowSnapshot] = []
     for slot in plan.seated:
         copies += [PageCopy(source, target) for source, target in cache.take_copies(slot.lease)]
     for slot in plan.starting:
-        cell = cache.start_cell(slot.lease)
+        snapshot_id = cache.start_snapshot(slot.lease)
         if slot.lease.row_comes:
             continue
-        if cell is None:
+        if snapshot_id is None:
             zero_rows.append(slot.lease.row)
         else:
-            restores.append(RowCell(slot.lease.row, cell))
+            restores.append(RowSnapshot(slot.lease.row, snapshot_id))
     moves_before, moves = cache.take_moves()
     return StepBatch(
         moves=moves,
         moves_before=moves_before,
         await_moves=bool(plan.arriving) and not plan.seated,
         copies=copies,
-        saves=[RowCell(closing.lease.row, cache.device_cell(closing.ref)) for closing in plan.saves],
+        saves=[RowSnapshot(closing.lease.row, cache.device_snapshot(closing.ref)) for closing in plan.saves],
         zero_rows=zero_rows,
         restores=restores,
-        pieces=[_piece(planned) for planned in plan.pieces],
+        chunks=[_chunk(planned) for planned in plan.chunks],
         captures=[
-            Capture(index, position, cache.device_cell(ref))
-            for index, planned in enumerate(plan.pieces)
+            Capture(index, position, cache.device_snapshot(ref))
+            for index, planned in enumerate(plan.chunks)
             for position, ref in planned.captures
         ],
         samples=[_sample(slot) for slot in plan.sampling],
@@ -84,10 +84,10 @@ def build_batch(plan: StepPlan, cache: SequenceCache, *, ahead: bool) -> StepBat
     )
 
 
-def _piece(planned: PlannedPiece) -> Piece:
+def _chunk(planned: PlannedChunk) -> Chunk:
     slot = planned.slot
     known = slot.sequence.tokens[planned.start : planned.end]
-    return Piece(
+    return Chunk(
         row=slot.lease.row,
         start=planned.start,
         tokens=np.array([PENDING], np.int32) if planned.pending else known.copy(),

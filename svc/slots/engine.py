@@ -234,7 +234,7 @@ class Engine:
         return EngineStats(
             num_running=len(self._scheduler.slots),
             num_waiting=self._scheduler.num_waiting,
-            num_seats=self._cache.plan.num_rows,
+            num_slots=self._cache.plan.num_rows,
             counters=self._scheduler.counters,
             cache=self._cache.stats(),
         )

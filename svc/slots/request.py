@@ -91,7 +91,7 @@ class Sequence:
     prefix_with: dict[int, int] = field(default_factory=dict)  # other sequence's order -> common prefix, compared once
     joined: bool = False
     finished: bool = False
-    seated_s: float | None = None
+    admitted_s: float | None = None
     first_token_s: float | None = None
 
     @classmethod

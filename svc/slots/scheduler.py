@@ -1,11 +1,11 @@
 """What each step does: `plan()` decides, `commit()` accounts. Plain functions; time is an argument.
 
-Life of a sequence: waiting -> seated (a `Slot`: prefill, then decode) -> ended, or back to waiting when preempted. An ended seat
+Life of a sequence: waiting -> seated (a `Slot`: prefill, then decode) -> ended, or back to waiting when preempted. An ended slot
 whose state is worth keeping becomes a `Closing` until the next step has saved it.
 
 Planning ahead: while a step runs, the next may be planned, with the tokens being sampled not known yet (PENDING), where every
 answer is sure to go on or ends by a token id that the device knows (`_foreseen`). What the plans under way name is not given away
-before their commit, but for seats of answers that a stop id ended: the step under way does nothing there.
+before their commit, but for slots of answers that a stop id ended: the step under way does nothing there.
 
 Owner of all sequences, slots and closings; the engine calls it from the event loop only.
 """
@@ -14,9 +14,9 @@ from svc.compute.backend import Sampled, StepResult
 from svc.memory.placement import next_generated_capture
 from svc.memory.sequence_cache import COLD, ResumePoint, SequenceCache
 from svc.memory.snapshot_ring import SnapshotRef
-from svc.slots.accounts import answer_tokens, finished, note_seat
-from svc.slots.admission import JoinRoom, WaitingQueue, any_helps, find_join, fits
-from svc.slots.batch import PlannedPiece, StepPlan, build_batch
+from svc.slots.accounts import answer_tokens, finished, note_admission
+from svc.slots.admission import Joins, WaitingQueue, any_helps, find_join, fits
+from svc.slots.batch import PlannedChunk, StepPlan, build_batch
 from svc.slots.budget import ChunkBudget, share_prefill
 from svc.slots.events import Event, Finished, FinishReason, TokenEvent
 from svc.slots.request import Request, Sequence
@@ -50,9 +50,9 @@ class Scheduler:
         self._cache = cache
         self._budget = budget
         self._capture_every = capture_every_tokens
-        self._captures_per_prompt = max(4, cache.plan.num_cells // 2)
+        self._captures_per_prompt = max(4, cache.plan.num_snapshots // 2)
         self._waiting = WaitingQueue(max_queue)
-        self._joins = JoinRoom(cache)
+        self._joins = Joins(cache)
         self._slots: list[Slot] = []  # by rank
         self._closing: list[Closing] = []
         self._plan_ahead = plan_ahead
@@ -68,7 +68,7 @@ class Scheduler:
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """Seats of answers that have not ended."""
+        """Slots of answers that have not ended."""
         return tuple(slot for slot in self._slots if not slot.leaving)
 
     @property
@@ -87,7 +87,7 @@ class Scheduler:
 
     def check_room(self, newcomers: int) -> None:
         """Raises QueueFullError unless as many requests could be submitted now."""
-        self._waiting.check_room(self._cache.plan.num_rows - len(self.slots), newcomers)  # a closing seat is free soon
+        self._waiting.check_room(self._cache.plan.num_rows - len(self.slots), newcomers)  # a closing slot is free soon
 
     def submit(self, request: Request, now: float) -> Sequence:
         """Queues a request. Raises QueueFullError, or RequestError when it can never fit."""
@@ -155,21 +155,21 @@ class Scheduler:
     def _plan_decodes(self, plan: StepPlan, now: float) -> None:
         for slot in [s for s in self._slots if self._decodes(s)]:
             if slot in self._slots and self._make_room(slot, slot.planned + 1, plan, now):
-                self._add_piece(plan, slot, 1, now)
+                self._add_chunk(plan, slot, 1, now)
                 plan.num_decodes += 1
 
     def _plan_prefills(self, plan: StepPlan, now: float) -> None:
         staying = [s for s in self._slots if not s.leaving and self._cache.ready(s.lease)]
         for slot in [s for s in staying if s.remaining == 0 and not self._is_under_way(s)]:
-            self._seat_in(plan, slot)  # the whole prompt was known: it only samples
+            self._add_slot(plan, slot)  # the whole prompt was known: it only samples
         prefills = [s for s in staying if s.remaining and not s.decoding]
         shares = share_prefill([s.remaining for s in prefills], self._budget.tokens(plan.num_decodes))
         for slot, share in zip(prefills, shares, strict=True):
             if share and slot in self._slots and self._make_room(slot, slot.planned + share, plan, now):
-                self._add_piece(plan, slot, share, now)
+                self._add_chunk(plan, slot, share, now)
                 plan.num_prefill += share
 
-    def _add_piece(self, plan: StepPlan, slot: Slot, num_tokens: int, now: float) -> None:
+    def _add_chunk(self, plan: StepPlan, slot: Slot, num_tokens: int, now: float) -> None:
         start, end = slot.planned, slot.planned + num_tokens
         positions = [wanted.position for wanted in slot.wanted if start < wanted.position <= end]
         if slot.decoding and self._captures_next(slot):
@@ -177,11 +177,11 @@ class Scheduler:
         refs = [(position, self._cache.reserve(slot.lease, slot.sequence.tokens, position, now)) for position in positions]
         slot.wanted = [wanted for wanted in slot.wanted if wanted.position > end]
         captures = [(position, ref) for position, ref in refs if ref is not None]
-        plan.pieces.append(PlannedPiece(slot, start, end, bool(slot.sampling), captures))
+        plan.chunks.append(PlannedChunk(slot, start, end, bool(slot.sampling), captures))
         slot.planned = end
-        self._seat_in(plan, slot)
+        self._add_slot(plan, slot)
 
-    def _seat_in(self, plan: StepPlan, slot: Slot) -> None:
+    def _add_slot(self, plan: StepPlan, slot: Slot) -> None:
         plan.seated.append(slot)
         if not slot.started:
             slot.started = True
@@ -214,12 +214,12 @@ class Scheduler:
         return True
 
     def _preempt(self, slot: Slot, now: float) -> None:
-        self._unseat(slot, now)
+        self._requeue(slot, now)
         self._squeezed = True
         self.counters.preemptions += 1
 
-    def _unseat(self, slot: Slot, now: float) -> None:
-        """Takes the seat away; the sequence comes back from its deepest resume point."""
+    def _requeue(self, slot: Slot, now: float) -> None:
+        """Takes the slot away; the sequence comes back from its deepest resume point."""
         self._slots.remove(slot)
         slot.closed = True
         self._joins.left(slot.sequence)
@@ -228,7 +228,7 @@ class Scheduler:
 
     # -- admission --------------------------------------------------------------------------------------------------------------
     def _admit(self, now: float) -> None:
-        """Seats waiting sequences in order of rank while rows and pages last. Those that wait for a state to be published hold
+        """Slots waiting sequences in order of rank while rows and pages last. Those that wait for a state to be published hold
         nobody up."""
         hybrid = self._cache.plan.layout.hybrid
         coming = [state for step in self._under_way for state in step.states()]
@@ -247,7 +247,7 @@ class Scheduler:
                 self._joins.wait(sequence, *join)
             elif any_helps(closing, sequence, resume, hybrid=hybrid):
                 continue
-            elif not (fits(sequence, resume, self._slots, self._cache, self._squeezed) and self._seat(sequence, resume, now)):
+            elif not (fits(sequence, resume, self._slots, self._cache, self._squeezed) and self._admit_one(sequence, resume, now)):
                 return
 
     def _resume_point(self, sequence: Sequence, now: float) -> ResumePoint:
@@ -255,7 +255,7 @@ class Scheduler:
             return COLD
         return self._cache.match(sequence.tokens, now)
 
-    def _seat(self, sequence: Sequence, resume: ResumePoint, now: float) -> bool:
+    def _admit_one(self, sequence: Sequence, resume: ResumePoint, now: float) -> bool:
         lease = self._cache.open(sequence.tokens, resume, now)
         if lease is None and not (self._slots or self._closing):
             lease, resume = self._joins.open_alone(sequence, resume, self._waiting, now)
@@ -266,7 +266,7 @@ class Scheduler:
         slot = Slot.of(sequence, lease, resume, self._captures_per_prompt, hybrid=self._cache.plan.layout.hybrid)
         self._slots.append(slot)
         self._slots.sort(key=lambda s: s.rank)
-        note_seat(sequence, resume, lease.start, now)
+        note_admission(sequence, resume, lease.start, now)
         return True
 
     # -- commit -----------------------------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ class Scheduler:
         for slot in plan.seated:
             self._cache.started(slot.lease)
         self._cache.moves_over(result.moves_over)
-        skipped = sum(piece.slot.closed for piece in plan.pieces)  # the token before turned out to be a stop id, or not finite
+        skipped = sum(chunk.slot.closed for chunk in plan.chunks)  # the token before turned out to be a stop id, or not finite
         self._count(plan, result, skipped)
         for closing in plan.saves:
             self._finish_save(closing, now)
@@ -286,9 +286,9 @@ class Scheduler:
             slot.sampling -= 1
         poisoned = {slot for slot, sample in sampled.items() if sample.token < 0}
         open_slots = [slot for slot in plan.seated if not slot.closed]
-        for piece in plan.pieces:
-            if not piece.slot.closed:
-                self._commit_piece(piece, now, publish=piece.slot not in poisoned)
+        for chunk in plan.chunks:
+            if not chunk.slot.closed:
+                self._commit_chunk(chunk, now, publish=chunk.slot not in poisoned)
         return [event for slot in open_slots for event in self._commit_slot(slot, sampled.get(slot), now)]
 
     def abort(self, plan: StepPlan, error: str, now: float) -> Emitted:
@@ -309,9 +309,9 @@ class Scheduler:
             if slot.leaving:
                 self._close(slot, now, keep_state=False)
             else:
-                self._unseat(slot, now)
+                self._requeue(slot, now)
         for slot in [s for s in self._slots if not self._cache.ready(s.lease)]:
-            self._unseat(slot, now)  # what it waits for may be lost
+            self._requeue(slot, now)  # what it waits for may be lost
         self._cache.moves_failed()
         return emitted
 
@@ -323,7 +323,7 @@ class Scheduler:
             self._closing.remove(closing)
             self._cache.abandon(closing.ref)
             self._cache.close(closing.lease, closing.sequence.tokens, 0, now)
-        for _, ref in [capture for piece in plan.pieces for capture in piece.captures]:
+        for _, ref in [capture for chunk in plan.chunks for capture in chunk.captures]:
             self._cache.abandon(ref)
 
     def fail_all(self, error: str, now: float) -> Emitted:
@@ -357,14 +357,14 @@ class Scheduler:
         self._cache.publish(closing.ref, closing.sequence.tokens, closing.lease, now)
         self._cache.close(closing.lease, closing.sequence.tokens, closing.position, now)
 
-    def _commit_piece(self, piece: PlannedPiece, now: float, *, publish: bool) -> None:
-        slot = piece.slot
-        for _, ref in piece.captures:
+    def _commit_chunk(self, chunk: PlannedChunk, now: float, *, publish: bool) -> None:
+        slot = chunk.slot
+        for _, ref in chunk.captures:
             if publish:
                 self._cache.publish(ref, slot.sequence.tokens, slot.lease, now)
             else:
                 self._cache.abandon(ref)
-        slot.position = piece.end
+        slot.position = chunk.end
         self._joins.advanced(slot.sequence, slot.position)
 
     def _commit_slot(self, slot: Slot, sampled: Sampled | None, now: float) -> Emitted:
@@ -387,7 +387,7 @@ class Scheduler:
         return []
 
     def _commit_leaving(self, slot: Slot, sampled: Sampled | None, now: float) -> None:
-        """Closes the seat, unless another step under way advances its state; then the token that it evaluates is noted."""
+        """Closes the slot, unless another step under way advances its state; then the token that it evaluates is noted."""
         goes_on = self._is_under_way(slot) and not (sampled is not None and sampled.token in slot.sequence.request.stop_ids)
         if not goes_on:
             self._close(slot, now, keep_state=True)
@@ -401,7 +401,7 @@ class Scheduler:
             sequence.first_token_s = now
         if sampled.token in request.stop_ids:
             emitted: Emitted = [(sequence, self._finished(sequence, FinishReason.STOP, now))]
-            self._close(slot, now, keep_state=True)  # also when a step under way has it: there its piece is skipped
+            self._close(slot, now, keep_state=True)  # also when a step under way has it: there its chunk is skipped
             return emitted
         sequence.buffer.append(sampled.token)
         sequence.generated += 1
@@ -420,14 +420,14 @@ class Scheduler:
         return [(slot.sequence, finished)]
 
     def _leave(self, slot: Slot, now: float) -> None:
-        """Its answer has ended. While the device advances its state, the seat stays taken."""
+        """Its answer has ended. While the device advances its state, the slot stays taken."""
         if self._is_under_way(slot):
             slot.leaving = True
         else:
             self._close(slot, now, keep_state=True)
 
     def _close(self, slot: Slot, now: float, *, keep_state: bool) -> None:
-        """Frees the seat: at once, or after the next step if its state goes into a snapshot."""
+        """Frees the slot: at once, or after the next step if its state goes into a snapshot."""
         self._slots.remove(slot)
         slot.closed = True
         self._squeezed = False

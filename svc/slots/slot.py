@@ -1,4 +1,4 @@
-"""A seat on the device, lost on preemption (`Slot`), and a seat that only waits for its state to be saved (`Closing`)."""
+"""A slot on the device, lost on preemption (`Slot`), and a slot that only waits for its state to be saved (`Closing`)."""
 
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ class Slot:
     sampling: int = 0  # tokens that steps under way will add
     started: bool = False  # a step that sets its row to zero or restores it has been planned
     leaving: bool = False  # its Finished went out while a step with it was under way; the last such step's commit closes it
-    closed: bool = False  # the seat is given up; a step under way may still name it, and does nothing for it
+    closed: bool = False  # the slot is given up; a step under way may still name it, and does nothing for it
 
     @classmethod
     def of(cls, sequence: Sequence, lease: Lease, resume: ResumePoint, most_captures: int, *, hybrid: bool) -> "Slot":
@@ -57,7 +57,7 @@ class Slot:
 
 @dataclass(slots=True, eq=False)
 class Closing:
-    """An ended sequence whose last state goes into a snapshot cell in the next step; then its seat is free."""
+    """An ended sequence whose last state goes into a snapshot in the next step; then its slot is free."""
 
     sequence: Sequence
     lease: Lease

@@ -1,4 +1,4 @@
-"""Counters of the scheduler and views of its seats: where things happen they are counted, `metrics.py` publishes them."""
+"""Counters of the scheduler and views of its slots: where things happen they are counted, `metrics.py` publishes them."""
 
 from dataclasses import dataclass, field
 
@@ -33,7 +33,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotView:
-    """One taken seat. `tokens` is a view that is good until the engine's next step: use it at once."""
+    """One taken slot. `tokens` is a view that is good until the engine's next step: use it at once."""
 
     row: int
     request_id: str
@@ -50,6 +50,6 @@ class SlotView:
 class EngineStats:
     num_running: int
     num_waiting: int
-    num_seats: int
+    num_slots: int
     counters: Counters
     cache: CacheStats

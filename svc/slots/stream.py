@@ -13,7 +13,7 @@ class TokenStream:
     """Single-reader queue of events that ends with exactly one `Finished`. The step loop never waits for the reader.
 
     Owner: the engine pushes, one reader pulls; both on the event loop. Leaving early is normal: call `cancel()` in a `finally`
-    (harmless after the end), which frees the sequence's seat before the next step.
+    (harmless after the end), which frees the sequence's slot before the next step.
     """
 
     def __init__(self, request_id: str, on_cancel: Callable[[], None]) -> None:

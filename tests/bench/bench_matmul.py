@@ -16,8 +16,8 @@ import numpy as np
 from svc.compute.cpu import CpuOps
 from svc.compute.cpu.library import available_levels
 from svc.compute.cpu.ops import Activations
-from svc.compute.quant import quant_type
-from svc.compute.weights.gguf_file import GgufTensor
+from svc.gguf.gguf_file import GgufTensor
+from svc.gguf.quant import quant_type
 
 KINDS: tuple[Activations, ...] = ("float", "int8")
 

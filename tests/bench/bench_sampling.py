@@ -38,15 +38,15 @@ def main() -> None:
     rows = {"spikes": spikes, "broad": broad, "flat": random.normal(0, 0.1, size)}
     print(f"{size} logits; {machine()}\n\n| median ms per row | {' | '.join(rows)} |\n|---{'|--:' * len(rows)}|")
     for name, params in PARAMS.items():
-        cells = []
+        snapshots = []
         for row in (row.astype(np.float32) for row in rows.values()):
             times_s = []
             for position in range(arguments.repeat):
                 began = time.perf_counter()
                 sample(row, params, (), 0, position)
                 times_s.append(time.perf_counter() - began)
-            cells.append(f"{1000 * statistics.median(times_s):.2f}")
-        print(f"| {name} | {' | '.join(cells)} |")
+            snapshots.append(f"{1000 * statistics.median(times_s):.2f}")
+        print(f"| {name} | {' | '.join(snapshots)} |")
 
 
 if __name__ == "__main__":

@@ -47,9 +47,9 @@ def main() -> None:
     parser.add_argument("--generate", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    seats = str(max(arguments.streams))
-    print(f"{arguments.model}, {seats} seats; {machine()}\n")
-    with ServerProcess(arguments.model, "--max-seats", seats, "--log-level", "info") as server:
+    slots = str(max(arguments.streams))
+    print(f"{arguments.model}, {slots} slots; {machine()}\n")
+    with ServerProcess(arguments.model, "--max-slots", slots, "--log-level", "info") as server:
         asyncio.run(measure(server.url, arguments))
 
 

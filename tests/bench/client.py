@@ -63,7 +63,7 @@ def machine() -> str:
 
 
 def spread_ms(values_s: Sequence[float]) -> str:
-    """Median, 99th percentile and largest, as cells of a Markdown row, in milliseconds."""
+    """Median, 99th percentile and largest, as snapshots of a Markdown row, in milliseconds."""
     ordered = sorted(values_s)
     p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
     return f"{1e3 * statistics.median(ordered):.2f} | {1e3 * p99:.2f} | {1e3 * ordered[-1]:.2f}"

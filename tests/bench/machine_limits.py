@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from svc.compute.cpu.library import available_levels
 from svc.compute.cpu.ops import CpuOps, num_cores
-from svc.compute.quant import quant_type
-from svc.compute.weights.gguf_file import GgufTensor
+from svc.gguf.gguf_file import GgufTensor
+from svc.gguf.quant import quant_type
 from tests.bench.client import machine
 
 COLUMNS = 2048

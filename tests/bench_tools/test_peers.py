@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from svc.compute.weights.gguf_file import GgufFile, GgufTensor
+from svc.gguf.gguf_file import GgufFile, GgufTensor
 from svc.http.text.tokenizer import Tokenizer
 from tests.bench.peers import build, engines, machine, models, report, servers
 from tests.bench.peers.engines import Headrace, IkLlama, LlamaCpp, Task, Variant

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svc.compute.backend import Piece as BatchPiece
+from svc.compute.backend import Chunk as BatchChunk
 from svc.compute.backend import StepBatch
 from svc.compute.cuda.delta_chunks import plan_chunks
 from svc.compute.cuda.ops import CudaOps
-from svc.compute.layers.attention import AttentionWeights
-from svc.compute.layers.delta import DeltaWeights
+from svc.compute.forward import forward
 from svc.compute.runner import load_model, open_model
 from svc.compute.step_inputs import build_step_inputs
-from svc.compute.weights.gguf_file import GgufFile
+from svc.gguf.gguf_file import GgufFile
 from svc.memory.plan import MemoryPlan
+from svc.model.layers.attention import AttentionWeights
+from svc.model.layers.delta import DeltaWeights
 from tests.bench.roofline import kernels
 from tests.bench.roofline.__main__ import main
 from tests.bench.roofline.kernels import Matrix, WeightType, expected_distinct
@@ -231,7 +232,7 @@ def test_launches(name: str, pieces: Sequence[tuple[int, int]]) -> None:
     inputs = build_step_inputs(batch(pieces), model.rope)
     caches = ops.caches(MemoryPlan(config.memory_layout(16, "f16"), 80 * len(pieces), len(pieces), 0))
     width, rows = config.hidden_size, np.arange(len(pieces), dtype=np.int32)
-    model.forward(ops, ops.empty((tokens, width)), inputs, caches)
+    forward(ops, model, ops.empty((tokens, width)), inputs, caches)
     vectors = ops.empty((len(pieces), width))
     ops.live_hidden(vectors, rows, caches)
     ops.logits(ops.empty((len(pieces), config.vocab_size)), model.output, vectors)
@@ -243,11 +244,11 @@ def test_launches(name: str, pieces: Sequence[tuple[int, int]]) -> None:
 
 
 def batch(pieces: Sequence[tuple[int, int]]) -> StepBatch:
-    def piece(row: int, start: int, count: int) -> BatchPiece:
+    def piece(row: int, start: int, count: int) -> BatchChunk:
         pages = np.arange(80 * row, 80 * row + -(-(start + count) // 16), dtype=np.int32)
-        return BatchPiece(row, start, np.zeros(count, np.int32), pages)
+        return BatchChunk(row, start, np.zeros(count, np.int32), pages)
 
-    return StepBatch(pieces=[piece(row, *ends) for row, ends in enumerate(pieces)], captures=[])
+    return StepBatch(chunks=[piece(row, *ends) for row, ends in enumerate(pieces)], captures=[])
 
 
 # ---- the command

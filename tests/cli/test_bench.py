@@ -12,15 +12,15 @@ import pytest
 from svc.cli import main
 from svc.cli.bench import measure, random_model
 from svc.cli.bench.cases import Case, numbers, wanted_cases
-from svc.cli.bench.loop import Loop, Round, seats
+from svc.cli.bench.loop import Loop, Round, slots
 from svc.cli.bench.plot import panels_of
 from svc.cli.bench.render import number
 from svc.cli.bench.report import Report, host_share, model_facts, num_active, processor_name, result
 from svc.cli.progress import ProgressLine
 from svc.compute.backend import StepBatch, StepResult
 from svc.compute.runner import ModelRunner, open_model
-from svc.compute.weights.gguf_file import GgufFile
 from svc.errors import ConfigError
+from svc.gguf.gguf_file import GgufFile
 from svc.memory.plan import MemoryPlan
 from tests.fakes.fake_backend import VOCABULARY, FakeBackend
 from tests.slots.harness import layout
@@ -100,12 +100,12 @@ def test_numbers() -> None:
             numbers("--batch", text)
 
 
-def test_seats() -> None:
+def test_slots() -> None:
     """Every case finds room for twice its sequences, each with a page that it has only begun."""
-    num_rows, num_pages, num_cells = seats([Case(generate=10, batch=3), Case(prompt=100, depth=50)], page_tokens=16)
+    num_rows, num_pages, num_snapshots = slots([Case(generate=10, batch=3), Case(prompt=100, depth=50)], page_tokens=16)
     assert num_rows == 3
     assert num_pages == 2 * (-(-152 // 16) + 1)  # 152 tokens: 50 + 100, and up to two more
-    assert num_cells > num_rows
+    assert num_snapshots > num_rows
 
 
 def test_forecast() -> None:
@@ -241,9 +241,9 @@ def test_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert {line.count("|") for line in rows} == {6}
     assert len(rows) == 2 + len(report["results"])
     for one in report["results"]:
-        cells = [one["test"], *(number(one[key]) for key in ("median", "smallest", "largest", "step_ms"))]
-        assert f"| {' | '.join(cells)} |" in rows
-        assert any(line.startswith(one["test"]) and line.split()[-4:] == cells[1:] for line in printed.splitlines())
+        snapshots = [one["test"], *(number(one[key]) for key in ("median", "smallest", "largest", "step_ms"))]
+        assert f"| {' | '.join(snapshots)} |" in rows
+        assert any(line.startswith(one["test"]) and line.split()[-4:] == snapshots[1:] for line in printed.splitlines())
     assert targets["svg"].read_text().count("<svg") == 1
 
 

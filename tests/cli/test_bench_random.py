@@ -14,9 +14,9 @@ from svc.cli.bench.shapes import SHAPES
 from svc.compute.cuda import cupy_device
 from svc.compute.cuda.uploads import Uploads
 from svc.compute.cuda.weights import Codebooks, upload_weight
-from svc.compute.quant import QUANT_TYPES
 from svc.compute.runner import open_model
-from svc.compute.weights.gguf_file import GgufFile, GgufTensor
+from svc.gguf.gguf_file import GgufFile, GgufTensor
+from svc.gguf.quant import QUANT_TYPES
 from tests.cuda_emulator.build import have_compiler
 from tests.cuda_emulator.device import EmulatedDevice
 

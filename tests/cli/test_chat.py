@@ -126,7 +126,7 @@ def test_lines_that_go_on(typed: Callable[..., list[str]], monkeypatch: pytest.M
 
 
 def test_interrupted_answer(typed: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C stops an answer, keeps what is there and frees the seat; the conversation goes on. Twice in a row leaves."""
+    """Ctrl-C stops an answer, keeps what is there and frees the slot; the conversation goes on. Twice in a row leaves."""
     show = chat._show
     interrupting = True
 

@@ -65,7 +65,7 @@ def test_file_facts(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_costs_and_budgets(capsys: pytest.CaptureFixture[str]) -> None:
     """Whole pages and whole snapshots of the budgets given."""
-    flags = ["--kv-bytes", "1MiB", "--snapshot-bytes", "1000000", "--page-tokens", "16", "--max-seats", "3", "--ctx", "9000"]
+    flags = ["--kv-bytes", "1MiB", "--snapshot-bytes", "1000000", "--page-tokens", "16", "--max-slots", "3", "--ctx", "9000"]
     memory = report(capsys, HYBRID, *flags)["memory"]
     pages = 2**20 // (16 * KV_PER_TOKEN)
     expected = {
@@ -77,8 +77,8 @@ def test_costs_and_budgets(capsys: pytest.CaptureFixture[str]) -> None:
         "kv_tokens": pages * 16,
         "kv_bytes": 2**20,
         "num_snapshots": 1_000_000 // SNAPSHOT,
-        "num_seats": 3,
-        "seat_bytes": 3 * SNAPSHOT,
+        "num_slots": 3,
+        "slot_bytes": 3 * SNAPSHOT,
     }
     assert {key: memory[key] for key in expected} == expected
 
@@ -120,14 +120,14 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("device", ["cuda", "auto"])
 def test_memory_of_the_gpu(device: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Where a GPU would compute, its memory is shared out: beside the weights and the steps all of it, up to a twentieth."""
-    found = report(capsys, HYBRID, "--device", device, "--max-seats", "2", "--ctx", "4096")
+    found = report(capsys, HYBRID, "--device", device, "--max-slots", "2", "--ctx", "4096")
     gpu, memory = found["gpu"], found["memory"]
     weights = Path(HYBRID).stat().st_size
     assert (gpu["total_bytes"], gpu["free_bytes"]) == (GPU_BYTES, GPU_BYTES)
     assert gpu["for_caches_bytes"] == int(0.95 * GPU_BYTES) - weights - gpu["steps_bytes"]
-    taken = sum(int(memory[name]) for name in ("kv_bytes", "snapshot_bytes", "seat_bytes"))  # type: ignore[call-overload]
+    taken = sum(int(memory[name]) for name in ("kv_bytes", "snapshot_bytes", "slot_bytes"))  # type: ignore[call-overload]
     page_bytes = KV_PER_TOKEN * int(memory["page_tokens"])  # type: ignore[call-overload]
-    useful = 4 * 2 * 4096 * KV_PER_TOKEN + 64 * 2 * SNAPSHOT + 2 * SNAPSHOT  # contexts and snapshots that two seats have a use for
+    useful = 4 * 2 * 4096 * KV_PER_TOKEN + 64 * 2 * SNAPSHOT + 2 * SNAPSHOT  # contexts and snapshots that two slots have a use for
     assert abs(min(useful, int(gpu["for_caches_bytes"])) - taken) < page_bytes + SNAPSHOT  # type: ignore[call-overload]
 
 

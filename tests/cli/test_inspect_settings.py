@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from svc.cli import main
-from svc.compute.weights.gguf_file import GgufFile
-from svc.compute.weights.writer import write_gguf
+from svc.gguf.gguf_file import GgufFile
+from svc.gguf.writer import write_gguf
 
 MODEL = Path(__file__).parent.parent / "data" / "gguf" / "tiny-qwen35-hd128-bf16.gguf"
 

@@ -6,8 +6,8 @@ import numpy as np
 from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
-from svc.compute.weights.gguf_file import GgufFile
-from svc.compute.weights.writer import write_gguf
+from svc.gguf.gguf_file import GgufFile
+from svc.gguf.writer import write_gguf
 
 
 def as_q8_0(source: Path, target: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.backend import Capture, PageCopy, Piece, RowCell, Sample, StepBatch, StepResult
+from svc.compute.backend import Capture, Chunk, PageCopy, RowSnapshot, Sample, StepBatch, StepResult
 from svc.compute.reference import ReferenceOps
 from svc.compute.reference.math import rms_norm
 from svc.compute.runner import ModelRunner, load_model, open_model
@@ -71,11 +71,11 @@ class SpyOps(ReferenceOps):
 class Rig:
     """Owner of one loaded model. Row r owns PAGES_PER_ROW pages, in falling order: a page number is no position."""
 
-    def __init__(self, path: Path, *, rows: int = 3, cells: int = 4, kv_type: str = "f32") -> None:
+    def __init__(self, path: Path, *, rows: int = 3, snapshots: int = 4, kv_type: str = "f32") -> None:
         self.ops = SpyOps()
         self.config, source = open_model(path)
         self.model = load_model(source, self.config, self.ops)
-        self.plan = MemoryPlan(self.config.memory_layout(PAGE_TOKENS, kv_type), rows * PAGES_PER_ROW, rows, cells)
+        self.plan = MemoryPlan(self.config.memory_layout(PAGE_TOKENS, kv_type), rows * PAGES_PER_ROW, rows, snapshots)
         self.runner = ModelRunner(self.model, self.ops, self.plan, max_step_tokens=512)
 
     @property
@@ -85,8 +85,8 @@ class Rig:
     def pages(self, row: int) -> NDArray[np.int32]:
         return np.arange(PAGES_PER_ROW, dtype=np.int32)[::-1] + row * PAGES_PER_ROW
 
-    def piece(self, row: int, start: int, tokens: Sequence[int] | NDArray[np.int32]) -> Piece:
-        return Piece(row, start, np.array(tokens, np.int32), self.pages(row))
+    def chunk(self, row: int, start: int, tokens: Sequence[int] | NDArray[np.int32]) -> Chunk:
+        return Chunk(row, start, np.array(tokens, np.int32), self.pages(row))
 
     def logits(self, batch: StepBatch) -> NDArray[np.float32]:
         """Runs a batch -> logits of all its tokens, [T, V]."""
@@ -94,23 +94,23 @@ class Rig:
         return np.asarray(self.model.output.dot(self.ops.final))
 
     def prefill(self, tokens: NDArray[np.int32], *, row: int = 0, cuts: Sequence[int] = ()) -> NDArray[np.float32]:
-        """A text from its start, in pieces that end at `cuts` and at its end -> logits of all tokens [n, V]."""
+        """A text from its start, in chunks that end at `cuts` and at its end -> logits of all tokens [n, V]."""
         bounds = [0, *cuts, len(tokens)]
         parts = []
         for start, end in pairwise(bounds):
             zero_rows = [row] if start == 0 else []
-            parts.append(self.logits(StepBatch(zero_rows=zero_rows, pieces=[self.piece(row, start, tokens[start:end])])))
+            parts.append(self.logits(StepBatch(zero_rows=zero_rows, chunks=[self.chunk(row, start, tokens[start:end])])))
         return np.concatenate(parts)
 
     def greedy(self, tokens: NDArray[np.int32], count: int, *, row: int = 0) -> list[int]:
         """`count` tokens after the text, one step each."""
         answer: list[int] = []
-        piece, zero_rows = self.piece(row, 0, tokens), [row]
+        chunk, zero_rows = self.chunk(row, 0, tokens), [row]
         for position in range(len(tokens), len(tokens) + count):
-            result = self.runner.run(StepBatch(zero_rows=zero_rows, pieces=[piece], samples=[Sample(row, position, 0, GREEDY)]))
+            result = self.runner.run(StepBatch(zero_rows=zero_rows, chunks=[chunk], samples=[Sample(row, position, 0, GREEDY)]))
             answer.append(result.samples[0].token)
-            piece, zero_rows = self.piece(row, position, answer[-1:]), []
+            chunk, zero_rows = self.chunk(row, position, answer[-1:]), []
         return answer
 
 
-__all__ = ["Capture", "PageCopy", "Piece", "Rig", "RowCell", "Sample", "SpyOps", "StepBatch", "StepResult", "golden", "prompt"]
+__all__ = ["Capture", "Chunk", "PageCopy", "Rig", "RowSnapshot", "Sample", "SpyOps", "StepBatch", "StepResult", "golden", "prompt"]

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svc.compute.layers.rope import RopeScaling
 from svc.compute.opening import OpenedModel, open_configured
-from svc.compute.weights.writer import write_gguf
 from svc.config import BY_KEY, Config
 from svc.errors import ConfigError, ModelFileError
-from tests.compute.arch.test_layouts import parts
+from svc.gguf.writer import write_gguf
+from svc.model.layers.rope import RopeScaling
 from tests.compute.rig import GGUF
+from tests.model.arch.test_layouts import parts
 
 HYBRID = "tiny-qwen35-hd128-bf16"  # trained to 4096 tokens, base 1e7, no rope scaling
 IN_FILE = {"type": "yarn", "factor": 2.0, "original_context_length": 4096, "yarn_beta_fast": 20.0}

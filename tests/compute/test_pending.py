@@ -1,4 +1,4 @@
-"""Steps submitted before the one before has ended: pending tokens and skipped pieces, the same in every room.
+"""Steps submitted before the one before has ended: pending tokens and skipped chunks, the same in every room.
 
 The control is the same steps one after the other, each with the tokens that the one before gave.
 """
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from svc.compute.backend import PENDING, Capture, History, Piece, Sample, Sampled, Score, StepBatch, StepRefusedError
+from svc.compute.backend import PENDING, Capture, Chunk, History, Sample, Sampled, Score, StepBatch, StepRefusedError
 from svc.compute.cpu.ops import CpuOps
 from svc.compute.cuda.device import Device
 from svc.compute.cuda.ops import CudaOps
@@ -57,14 +57,14 @@ def model(room: str) -> CpuModel:
 
 
 class Texts:
-    """Three texts in rows 0 to 2, and what was sampled behind them so far; a piece or a sample is for the next token of each."""
+    """Three texts in rows 0 to 2, and what was sampled behind them so far; a chunk or a sample is for the next token of each."""
 
     def __init__(self, model: CpuModel, params: SamplingParams = GREEDY) -> None:
         self.model, self.params = model, params
         self.tokens = [prompt("s2", "qwen2")[:length].tolist() for length in LENGTHS]
 
-    def piece(self, row: int) -> Piece:
-        return self.model.piece(row, len(self.tokens[row]) - 1, self.tokens[row][-1:])
+    def chunk(self, row: int) -> Chunk:
+        return self.model.chunk(row, len(self.tokens[row]) - 1, self.tokens[row][-1:])
 
     def sample(self, row: int, stops: Sequence[int] = ()) -> Sample:
         known = np.array(self.tokens[row], np.int32)
@@ -72,12 +72,12 @@ class Texts:
         return Sample(row, len(known), 0, self.params, history=history, stops=frozenset(stops))
 
     def prefill(self, rows: Sequence[int] = (0, 1, 2), stops: Sequence[int] = ()) -> StepBatch:
-        pieces = [self.model.piece(row, 0, self.tokens[row]) for row in rows]
-        return StepBatch(zero_rows=rows, pieces=pieces, samples=[self.sample(row, stops) for row in rows])
+        chunks = [self.model.chunk(row, 0, self.tokens[row]) for row in rows]
+        return StepBatch(zero_rows=rows, chunks=chunks, samples=[self.sample(row, stops) for row in rows])
 
     def decode(self, rows: Sequence[int] = (0, 1, 2)) -> StepBatch:
         pending = any(self.tokens[row][-1] == PENDING for row in rows)
-        return StepBatch(pieces=[self.piece(row) for row in rows], samples=[self.sample(row) for row in rows], ahead=pending)
+        return StepBatch(chunks=[self.chunk(row) for row in rows], samples=[self.sample(row) for row in rows], ahead=pending)
 
     def grow(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
         for row, token in zip(rows, tokens, strict=True):
@@ -131,14 +131,14 @@ def slabs(model: CpuModel) -> tuple[NDArray[Any], NDArray[Any]]:
 @pytest.mark.parametrize("beside", ["a decode", "a prefill"])
 @pytest.mark.parametrize("room", [in_room(room) for room in ROOMS])
 def test_a_token_that_ends_the_answer(model: CpuModel, beside: str) -> None:
-    """Row 0's piece is skipped: its live row and its pages stay as they are; its neighbour and the row that is prefilled in the
+    """Row 0's chunk is skipped: its live row and its pages stay as they are; its neighbour and the row that is prefilled in the
     same step go on as if it were not there, also in the step after."""
     texts = Texts(model)
     first = model.runner.run(texts.prefill((0, 1))).samples
     texts.grow((0, 1), [sampled.token for sampled in first])
     others = texts.prefill((2,)) if beside == "a prefill" else StepBatch()
     both = replace(texts.decode((1,)), zero_rows=others.zero_rows)
-    both = replace(both, pieces=[*both.pieces, *others.pieces], samples=[*both.samples, *others.samples])
+    both = replace(both, chunks=[*both.chunks, *others.chunks], samples=[*both.samples, *others.samples])
     second = model.runner.run(both).samples
     texts.grow((1,), [second[0].token])
     third = model.runner.run(texts.decode((1,))).samples
@@ -149,7 +149,7 @@ def test_a_token_that_ends_the_answer(model: CpuModel, beside: str) -> None:
     texts.grow((0, 1), [PENDING, PENDING])
     ahead = texts.decode((0, 1))
     ahead = replace(
-        ahead, zero_rows=others.zero_rows, pieces=[*ahead.pieces, *others.pieces], samples=[*ahead.samples, *others.samples]
+        ahead, zero_rows=others.zero_rows, chunks=[*ahead.chunks, *others.chunks], samples=[*ahead.samples, *others.samples]
     )
     next_step = model.runner.submit(ahead)
     assert step.result().samples == first
@@ -160,7 +160,7 @@ def test_a_token_that_ends_the_answer(model: CpuModel, beside: str) -> None:
     assert [sampled.token for sampled in last.result().samples] == [sampled.token for sampled in third]
     after = slabs(model)
     np.testing.assert_array_equal(after[0][0], before[0][0])
-    np.testing.assert_array_equal(after[1][texts.piece(0).pages], before[1][texts.piece(0).pages])
+    np.testing.assert_array_equal(after[1][texts.chunk(0).pages], before[1][texts.chunk(0).pages])
 
 
 @pytest.mark.parametrize("room", [in_room(room) for room in ROOMS])
@@ -210,18 +210,18 @@ def test_refused_behind_a_failure(model: CpuModel) -> None:
 
 
 def test_what_cannot_be_pending() -> None:
-    """Only the one token of a piece without captures and scores, in a step that says so."""
+    """Only the one token of a chunk without captures and scores, in a step that says so."""
     model = CpuModel(FILE, ReferenceOps())
     texts = Texts(model)
     model.runner.run(texts.prefill())
     texts.grow((0,), [PENDING])
     good = texts.decode((0,))
-    piece = good.pieces[0]
+    chunk = good.chunks[0]
     for bad in (
         replace(good, ahead=False),
-        replace(good, captures=[Capture(0, piece.end, 0)]),
-        replace(good, scores=[Score(0, piece.end, 5)]),
-        replace(good, pieces=[replace(piece, tokens=np.array([PENDING, 5], np.int32))]),
+        replace(good, captures=[Capture(0, chunk.end, 0)]),
+        replace(good, scores=[Score(0, chunk.end, 5)]),
+        replace(good, chunks=[replace(chunk, tokens=np.array([PENDING, 5], np.int32))]),
     ):
         with pytest.raises(AssertionError):
             model.runner.submit(bad)

@@ -113,8 +113,8 @@ class KernelImage:
     ) -> Stats:
         """`values`: numpy scalars, and addresses as uint64. `arrays`: (first byte, end, writable) of all memory the kernel may
         touch."""
-        cells = ctypes.create_string_buffer(b"".join(value.tobytes().ljust(8, b"\0") for value in values) or b"\0")
-        first = ctypes.addressof(cells)
+        snapshots = ctypes.create_string_buffer(b"".join(value.tobytes().ljust(8, b"\0") for value in values) or b"\0")
+        first = ctypes.addressof(snapshots)
         arguments = (ctypes.c_void_p * max(len(values), 1))(*range(first, first + 8 * len(values), 8))
         ranges = _pack_ranges([(low, high, int(writable)) for low, high, writable in arrays])
         launch = _Launch(

@@ -15,8 +15,8 @@ from svc.compute.cuda.attention import (
     workspace_floats,
 )
 from svc.compute.cuda.device import Device
-from svc.compute.layers.attention import AttentionWeights
 from svc.memory.layout import KV_TYPE_BYTES, MemoryLayout
+from svc.model.layers.attention import AttentionWeights
 
 Float64 = NDArray[np.float64]
 Floats = NDArray[np.floating]

@@ -54,10 +54,10 @@ def _report_source(name: str, archs: tuple[int, ...]) -> list[str]:
             except NvrtcError as error:
                 problems.append(f"{name}.cu {label} for sm_{arch}:\n{error}")
         for kernel, reports in rows.items():
-            cells = [f"{r.registers:>4} {occupancy(r, arch):>4.0%}" for r, arch in zip(reports, archs, strict=False)]
+            snapshots = [f"{r.registers:>4} {occupancy(r, arch):>4.0%}" for r, arch in zip(reports, archs, strict=False)]
             print(
                 f"{f'{kernel} {label}':44}{reports[0].shared_bytes if reports else 0:>7}  "
-                + "".join(f"{cell:>12}" for cell in cells)
+                + "".join(f"{snapshot_id:>12}" for snapshot_id in snapshots)
             )
             problems += [
                 f"{kernel} {label} spills {r.spilled_bytes} bytes on sm_{arch}"

@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 from svc.compute.cuda.delta_chunks import STEP_TOKENS, plan_chunks
 from svc.compute.cuda.delta_core import DeltaProjected, DeltaStates, DeltaStep, DeltaWorkspace, delta_core, delta_step
 from svc.compute.cuda.device import Device
-from svc.compute.layers.delta import DeltaWeights
 from svc.compute.step_inputs import StepInputs
 from svc.memory.layout import MemoryLayout
+from svc.model.layers.delta import DeltaWeights
 from tests.kernels import oracle
 
 Array = NDArray[Any]
 
 EPSILON = 1e-6
 LAYER = 1  # the second of two: offsets inside a row count
-NUM_ROWS, NUM_CELLS = 7, 6
+NUM_ROWS, NUM_SNAPSHOTS = 7, 6
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Piece:
-    """One sequence of the step. `captures`: (tokens of this step after which to capture, cell). `row` below zero: padding."""
+    """One sequence of the step. `captures`: (tokens of this step after which to capture, snapshot). `row` below zero: padding."""
 
     row: int
     num_tokens: int
@@ -103,7 +103,7 @@ class DeltaCase:
         return rows
 
     def parts(self, row: Array) -> tuple[Array, Array]:
-        """Views of this layer's states [H_v, D_v, D_k] and convolution rows [taps - 1, channels] in a row or cell."""
+        """Views of this layer's states [H_v, D_v, D_k] and convolution rows [taps - 1, channels] in a row or snapshot."""
         shape, layout = self.shape, self.shape.layout
         at, conv_at = layout.recurrent_offset(LAYER), layout.conv_offset(LAYER)
         recurrent = row[at : at + layout.recurrent_elements].reshape(
@@ -113,21 +113,21 @@ class DeltaCase:
 
     # -- float64 ----------------------------------------------------------------------------------------------------------------
     def expected(self) -> tuple[Array, Array, Array]:
-        """(out, rows, cells); NaN where nobody writes."""
+        """(out, rows, snapshots); NaN where nobody writes."""
         values = self.shape.num_value_heads * self.shape.value_dim
         out = np.zeros((self.num_tokens, values))
         rows = self.rows.astype(float)
-        cells = np.full((NUM_CELLS, rows.shape[1]), np.nan)
+        snapshots = np.full((NUM_SNAPSHOTS, rows.shape[1]), np.nan)
         for sequence, piece in enumerate(self.pieces):
             if piece.used and piece.num_tokens:
                 out[self.span(sequence)], history = self.run_sequence(sequence)
                 for target, done in [
                     (rows[piece.row], piece.num_tokens),
-                    *((cells[cell], done) for done, cell in piece.captures if cell >= 0),
+                    *((snapshots[snapshot_id], done) for done, snapshot_id in piece.captures if snapshot_id >= 0),
                 ]:
                     for part, after in zip(self.parts(target), history[done - 1], strict=True):
                         part[...] = after
-        return out, rows, cells
+        return out, rows, snapshots
 
     def run_sequence(self, sequence: int) -> tuple[Array, list[tuple[Array, Array]]]:
         """Outputs [n, V], and the states after each token."""
@@ -157,9 +157,11 @@ class DeltaCase:
     # -- device -----------------------------------------------------------------------------------------------------------------
     def inputs(self) -> StepInputs:
         captures = [
-            (int(self.cu_seqlens[i]) + done - 1, cell) for i, piece in enumerate(self.pieces) for done, cell in piece.captures
+            (int(self.cu_seqlens[i]) + done - 1, snapshot_id)
+            for i, piece in enumerate(self.pieces)
+            for done, snapshot_id in piece.captures
         ]
-        tokens, cells = ([pair[i] for pair in captures] for i in (0, 1))
+        tokens, snapshots = ([pair[i] for pair in captures] for i in (0, 1))
         positions = [piece.start + t for piece in self.pieces for t in range(piece.num_tokens)]
         none = np.zeros((len(positions), 0), np.float32)
         return StepInputs(
@@ -169,7 +171,7 @@ class DeltaCase:
             rows=np.array([piece.row for piece in self.pieces], np.int32),
             block_table=np.zeros((len(self.pieces), 0), np.int32),
             capture_tokens=np.array(tokens, np.int32),
-            capture_cells=np.array(cells, np.int32),
+            capture_snapshots=np.array(snapshots, np.int32),
             cu_captures=np.concatenate([[0], np.cumsum([len(piece.captures) for piece in self.pieces])]).astype(np.int32),
             rope_cos=none,
             rope_sin=none,
@@ -187,19 +189,19 @@ class DeltaCase:
         )  # fmt: skip
 
     def run(self, device: Device, step_tokens: int = STEP_TOKENS) -> tuple[Array, Array, Array]:
-        """(out, rows, cells) of the kernels; sequences of up to `step_tokens` tokens go token by token."""
+        """(out, rows, snapshots) of the kernels; sequences of up to `step_tokens` tokens go token by token."""
         layer, step = self.layer(device), self.step(device, step_tokens)
         projected = DeltaProjected(**{name: device.from_host(array) for name, array in self.numbers.items()})
-        cells = device.empty((NUM_CELLS, self.rows.shape[1]), np.float32)
-        states = DeltaStates(self.shape.layout, device.from_host(self.rows), cells)
+        snapshots = device.empty((NUM_SNAPSHOTS, self.rows.shape[1]), np.float32)
+        states = DeltaStates(self.shape.layout, device.from_host(self.rows), snapshots)
         out = device.empty((self.num_tokens, self.shape.num_value_heads * self.shape.value_dim), np.float32)
         workspace = DeltaWorkspace.allocate(device, layer, self.num_tokens, step.num_chunks) if step.num_chunks else None
         delta_core(device, out, projected, layer, states, step, workspace)
-        return device.to_host(out), device.to_host(states.rows), device.to_host(states.cells)
+        return device.to_host(out), device.to_host(states.rows), device.to_host(states.snapshots)
 
 
 def assert_close(actual: tuple[Array, Array, Array], expected: tuple[Array, Array, Array], tolerance: float) -> None:
     """Each array within `tolerance` of its largest magnitude; NaN where, and only where, it is expected."""
-    for name, got, wanted in zip(("out", "rows", "cells"), actual, expected, strict=True):
+    for name, got, wanted in zip(("out", "rows", "snapshots"), actual, expected, strict=True):
         scale = float(np.nanmax(np.abs(wanted), initial=1e-30)) if np.isfinite(wanted).any() else 1.0
         np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance * scale, err_msg=name)

@@ -7,8 +7,8 @@ from svc.compute.cuda.device import Device
 from svc.compute.cuda.quantize import Activations, activations, workspace_bytes
 from svc.compute.cuda.uploads import Uploads
 from svc.compute.cuda.weights import FLOAT_TYPES, Codebooks, CudaWeight, upload_weight
-from svc.compute.quant import QUANT_TYPES
-from svc.compute.weights.gguf_file import GgufTensor
+from svc.gguf.gguf_file import GgufTensor
+from svc.gguf.quant import QUANT_TYPES
 
 Bytes = NDArray[np.uint8]
 Float32 = NDArray[np.float32]

@@ -25,10 +25,10 @@ def test_copy_inside_a_slab(device: Device, size: int, dtype: str) -> None:
 
 
 def test_copy_between_slabs(device: Device) -> None:
-    rows, cells = blocks_of(400), blocks_of(404)[:, :100].copy()
-    source, target = device.from_host(rows), device.from_host(cells)
+    rows, snapshots = blocks_of(400), blocks_of(404)[:, :100].copy()
+    source, target = device.from_host(rows), device.from_host(snapshots)
     copy_blocks(device, target, source, device.from_host(np.array([(3, 0), (1, 4)], np.int32)))
-    expected = cells.copy()
+    expected = snapshots.copy()
     expected[0], expected[4] = rows[3], rows[1]
     np.testing.assert_array_equal(device.to_host(target).view(np.uint8), expected.view(np.uint8))
     np.testing.assert_array_equal(device.to_host(source).view(np.uint8), rows.view(np.uint8))

@@ -1,4 +1,4 @@
-"""The DeltaNet kernels against float64, token by token: outputs, live rows and captured cells, and nothing else written."""
+"""The DeltaNet kernels against float64, token by token: outputs, live rows and captured snapshots, and nothing else written."""
 
 from dataclasses import replace
 
@@ -120,7 +120,7 @@ def test_tokens_behind_the_last_sequence(device: Device) -> None:
 
 @one_device
 def test_skipped_captures(device: Device) -> None:
-    """A negative cell is written nowhere, and the captures after it still are."""
+    """A negative snapshot is written nowhere, and the captures after it still are."""
     case = DeltaCase(SMALL, [Piece(1, 3, ((1, -1), (2, 2))), Piece(0, 20, ((4, -1), (4, 3), (9, 0)))])
     assert_close(case.run(device), case.expected(), TOLERANCE)
 
@@ -130,16 +130,16 @@ def test_company_changes_no_bit(device: Device) -> None:
     """A sequence gives the same bits alone and among others."""
     pieces = [Piece(2, 70, ((30, 0),), start=64), Piece(1, 3, start=2), Piece(4, 12)]
     case = DeltaCase(SMALL, pieces)
-    out, rows, cells = case.run(device)
+    out, rows, snapshots = case.run(device)
     for sequence, piece in enumerate(pieces):
         alone = DeltaCase(SMALL, [piece])
         alone.vectors, alone.rows = case.vectors, case.rows
         alone.numbers = {name: numbers[case.span(sequence)] for name, numbers in case.numbers.items()}
-        its_out, its_rows, its_cells = alone.run(device)
+        its_out, its_rows, its_snapshots = alone.run(device)
         np.testing.assert_array_equal(its_out, out[case.span(sequence)])
         np.testing.assert_array_equal(its_rows[piece.row], rows[piece.row])
-        for _, cell in piece.captures:
-            np.testing.assert_array_equal(its_cells[cell], cells[cell])
+        for _, snapshot_id in piece.captures:
+            np.testing.assert_array_equal(its_snapshots[snapshot_id], snapshots[snapshot_id])
 
 
 @one_device
@@ -165,15 +165,15 @@ def test_captures_change_no_bit(device: Device) -> None:
     case = DeltaCase(SMALL, [Piece(2, 30, start=5)])
     out, rows, _ = case.run(device, ALL_STEPS)
     case.pieces[0] = Piece(2, 30, ((3, 1), (8, 0), (30, 4)), start=5)
-    captured_out, captured_rows, cells = case.run(device, ALL_STEPS)
+    captured_out, captured_rows, snapshots = case.run(device, ALL_STEPS)
     np.testing.assert_array_equal(captured_out, out)
     np.testing.assert_array_equal(captured_rows, rows)
-    np.testing.assert_array_equal(cells[4], rows[2])
-    for done, cell in ((3, 1), (8, 0)):
+    np.testing.assert_array_equal(snapshots[4], rows[2])
+    for done, snapshot_id in ((3, 1), (8, 0)):
         short = DeltaCase(SMALL, [Piece(2, done, start=5)])
         short.vectors, short.rows = case.vectors, case.rows
         short.numbers = {name: array[:done] for name, array in case.numbers.items()}
-        np.testing.assert_array_equal(short.run(device, ALL_STEPS)[1][2], cells[cell])
+        np.testing.assert_array_equal(short.run(device, ALL_STEPS)[1][2], snapshots[snapshot_id])
 
 
 @one_device

@@ -9,8 +9,8 @@ from svc.compute.cuda.device import Device
 from svc.compute.cuda.embed import dequantize, embed
 from svc.compute.cuda.uploads import Uploads
 from svc.compute.cuda.weights import Codebooks, upload_weight
-from svc.compute.quant import QUANT_TYPES
-from svc.compute.weights.gguf_file import GgufTensor
+from svc.gguf.gguf_file import GgufTensor
+from svc.gguf.quant import QUANT_TYPES
 from tests.cuda_emulator.build import have_compiler
 from tests.cuda_emulator.device import EmulatedDevice
 from tests.cuda_src.matrices import TYPES, Matrix, some_columns

@@ -23,30 +23,30 @@ def ints(device: Device, *values: int) -> object:
 
 @pytest.mark.parametrize("columns", [1, 72, 1000])
 def test_final_hidden(device: Device, columns: int) -> None:
-    """Last tokens into live rows and captured ones into cells, behind the states; nothing for a padding sequence."""
+    """Last tokens into live rows and captured ones into snapshots, behind the states; nothing for a padding sequence."""
     hidden, weight = normal(0, 9, columns), normal(1, columns)
-    before_rows, before_cells = normal(2, 5, columns + 31), normal(3, 4, columns + 31)
-    rows, cells = device.from_host(before_rows), device.from_host(before_cells)
+    before_rows, before_snapshots = normal(2, 5, columns + 31), normal(3, 4, columns + 31)
+    rows, snapshots = device.from_host(before_rows), device.from_host(before_snapshots)
     final_hidden(
-        device, rows, cells, device.from_host(hidden), device.from_host(weight), EPSILON,
+        device, rows, snapshots, device.from_host(hidden), device.from_host(weight), EPSILON,
         ints(device, 0, 1, 7, 9, 10), ints(device, 4, 0, 2, -1), ints(device, 3, 6), ints(device, 2, 0), 31,
     )  # fmt: skip
     final = rms_norm(hidden, weight, EPSILON)
-    expected_rows, expected_cells = before_rows.copy(), before_cells.copy()
-    expected_rows[[4, 0, 2], 31:], expected_cells[[2, 0], 31:] = final[[0, 6, 8]], final[[3, 6]]
-    got_rows, got_cells = device.to_host(rows), device.to_host(cells)
+    expected_rows, expected_snapshots = before_rows.copy(), before_snapshots.copy()
+    expected_rows[[4, 0, 2], 31:], expected_snapshots[[2, 0], 31:] = final[[0, 6, 8]], final[[3, 6]]
+    got_rows, got_snapshots = device.to_host(rows), device.to_host(snapshots)
     np.testing.assert_allclose(got_rows, expected_rows, rtol=KERNEL, atol=KERNEL)
-    np.testing.assert_allclose(got_cells, expected_cells, rtol=KERNEL, atol=KERNEL)
+    np.testing.assert_allclose(got_snapshots, expected_snapshots, rtol=KERNEL, atol=KERNEL)
     np.testing.assert_array_equal(got_rows[:, :31], before_rows[:, :31])
-    np.testing.assert_array_equal(got_rows[0, 31:], got_cells[0, 31:])  # the same token
+    np.testing.assert_array_equal(got_rows[0, 31:], got_snapshots[0, 31:])  # the same token
 
 
 def test_final_hidden_without_captures(device: Device) -> None:
     hidden, weight = normal(0, 2, 40), normal(1, 40)
-    rows, cells = device.empty((1, 40), np.float32), device.empty((0, 40), np.float32)
+    rows, snapshots = device.empty((1, 40), np.float32), device.empty((0, 40), np.float32)
     none = device.empty((0,), np.int32)
     arrays = device.from_host(hidden), device.from_host(weight)
-    final_hidden(device, rows, cells, *arrays, EPSILON, ints(device, 0, 2), ints(device, 0), none, none, 0)
+    final_hidden(device, rows, snapshots, *arrays, EPSILON, ints(device, 0, 2), ints(device, 0), none, none, 0)
     np.testing.assert_allclose(device.to_host(rows), rms_norm(hidden[1:], weight, EPSILON), rtol=KERNEL, atol=KERNEL)
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from svc.compute.cuda.device import Device
 from svc.compute.cuda.moe_ffn import MoeSizes, moe_buffers, moe_ffn
-from svc.compute.layers.moe_ffn import MoeFfnWeights
 from svc.compute.reference.math import rms_norm
+from svc.model.layers.moe_ffn import MoeFfnWeights
 from tests.cuda_emulator.build import have_compiler
 from tests.cuda_emulator.device import EmulatedDevice
 from tests.cuda_src.matrices import Float32, Float64, Matrix, assert_close, normal

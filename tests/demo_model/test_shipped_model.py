@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from svc.compute.backend import Piece, Sample, Score, StepBatch
+from svc.compute.backend import Chunk, Sample, Score, StepBatch
 from svc.compute.cpu.ops import CpuOps
 from svc.compute.reference import ReferenceOps
 from svc.compute.runner import ModelRunner, load_model, open_model
 from svc.compute.sampling.params import SamplingParams
-from svc.compute.weights.gguf_file import GgufFile
 from svc.errors import BackendUnavailableError
+from svc.gguf.gguf_file import GgufFile
 from svc.http.text.chat_template import ChatTemplate
 from svc.http.text.tokenizer import Tokenizer
 from svc.memory.plan import MemoryPlan
@@ -57,8 +57,8 @@ def text() -> tuple[Tokenizer, ChatTemplate]:
     return tokenizer, ChatTemplate(str(metadata["tokenizer.chat_template"]), tokenizer)
 
 
-def piece(start: int, tokens: list[int] | NDArray[np.int32]) -> Piece:
-    return Piece(0, start, np.array(tokens, np.int32), np.arange(PAGES, dtype=np.int32))
+def chunk(start: int, tokens: list[int] | NDArray[np.int32]) -> Chunk:
+    return Chunk(0, start, np.array(tokens, np.int32), np.arange(PAGES, dtype=np.int32))
 
 
 def test_shape() -> None:
@@ -93,10 +93,10 @@ def test_tokens(text: tuple[Tokenizer, ChatTemplate]) -> None:
 
 
 def test_logprobs_are_those_of_transformers(runner: ModelRunner, golden: dict[str, NDArray[Any]]) -> None:
-    """Log probability of each token of a held-out passage, prefilled in one piece."""
+    """Log probability of each token of a held-out passage, prefilled in one chunk."""
     ids = golden["ids"]
     scores = [Score(0, at, int(ids[at])) for at in range(1, len(ids))]
-    result = runner.run(StepBatch(zero_rows=[0], pieces=[piece(0, ids)], scores=scores))
+    result = runner.run(StepBatch(zero_rows=[0], chunks=[chunk(0, ids)], scores=scores))
     np.testing.assert_allclose(result.scores, golden["logprobs"], atol=LOGITS_GOLDEN, rtol=0)
 
 
@@ -110,14 +110,14 @@ def test_it_answers_and_stops(runner: ModelRunner, text: tuple[Tokenizer, ChatTe
     """Greedily: some words, then the end of the turn."""
     tokenizer, template = text
     prompt = template.encode_chat([{"role": "user", "content": question}], add_generation_prompt=True).ids
-    step, zero_rows = piece(0, prompt), [0]
+    step, zero_rows = chunk(0, prompt), [0]
     answer: list[int] = []
     while len(answer) < 100:
         wanted = Sample(0, step.end, 0, SamplingParams(temperature=0))
-        token = runner.run(StepBatch(zero_rows=zero_rows, pieces=[step], samples=[wanted])).samples[0].token
+        token = runner.run(StepBatch(zero_rows=zero_rows, chunks=[step], samples=[wanted])).samples[0].token
         if token in tokenizer.eos_ids:
             break
         answer.append(token)
-        step, zero_rows = piece(step.end, [token]), []
+        step, zero_rows = chunk(step.end, [token]), []
     assert len(answer) < 100
     assert len(tokenizer.decode(answer).split()) >= 2

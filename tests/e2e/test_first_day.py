@@ -83,7 +83,7 @@ async def test_penalties_work(session: aiohttp.ClientSession) -> None:
 
 
 async def test_slots_and_props(session: aiohttp.ClientSession) -> None:
-    """A seat tells its text where that is turned on, and is idle once the client has left."""
+    """A slot tells its text where that is turned on, and is idle once the client has left."""
     props = await _get(session, "/props")
     assert props["default_generation_settings"]["n_ctx"] == 512
     assert "message" in props["chat_template"]

@@ -18,7 +18,7 @@ from svc.slots.events import FinishReason
 from tests.e2e.server_process import GGUF
 
 NUM_REQUESTS, AT_ONCE, CUT = 1000, 32, 0.2
-# Far too little memory for all that comes: pages and cells are evicted, sequences preempted, all the time.
+# Far too little memory for all that comes: pages and snapshots are evicted, sequences preempted, all the time.
 CONFIG = Config(
     model=str(GGUF / "tiny-qwen35moe-Q4_K_M.gguf"),
     port=0,
@@ -80,7 +80,7 @@ async def until_idle(engine: Engine) -> None:
 
 
 async def test_a_thousand_requests_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Afterwards: no seat, page, cell or pin is held, no task is left, and no error was logged."""
+    """Afterwards: no slot, page, snapshot or pin is held, no task is left, and no error was logged."""
     engines: list[Engine] = []
     build = app._engine
     monkeypatch.setattr(app, "_engine", lambda *args: engines.append(build(*args)) or engines[-1])  # type: ignore[func-returns-value]
@@ -103,12 +103,12 @@ async def test_a_thousand_requests_leave_nothing(monkeypatch: pytest.MonkeyPatch
         assert finished[FinishReason.ERROR] == 0
         engine._cache.check()
         stats = engine.stats().cache
-        assert (stats.held_pages, stats.pinned_cells, stats.reserved_cells) == (0, 0, 0)
+        assert (stats.held_pages, stats.pinned_snapshots, stats.reserved_snapshots) == (0, 0, 0)
         assert stats.free_rows == stats.num_rows
         assert stats.counters.num_evicted_snapshots > 100
         engine._cache.clear()
         assert engine.stats().cache.free_pages == stats.num_pages
-        assert engine.stats().cache.free_cells == stats.num_cells
+        assert engine.stats().cache.free_snapshots == stats.num_snapshots
         assert not engine._streams
         assert {task.get_name() for task in asyncio.all_tasks() if not task.get_name().startswith("Task-")} <= idle_tasks
         os.kill(os.getpid(), signal.SIGTERM)

@@ -104,7 +104,7 @@ async def test_errors(client: openai.AsyncOpenAI) -> None:
     assert (await client.completions.create(model="any", prompt=[5] * 512, max_tokens=5)).choices[0].finish_reason == "length"
 
 
-async def test_client_that_leaves_frees_its_seat(server: ServerProcess, client: openai.AsyncOpenAI) -> None:
+async def test_client_that_leaves_frees_its_slot(server: ServerProcess, client: openai.AsyncOpenAI) -> None:
     """Cut off in mid-answer: the log line says so, no sequence runs on, and a retry reuses what was evaluated."""
     body = {
         **CHAT,

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from svc.compute.arch import load_model
 from svc.compute.cpu.ops import CpuOps
 from svc.compute.runner import ModelRunner, open_model
 from svc.config import BUNDLED_MODEL
 from svc.memory.plan import MemoryPlan
+from svc.model.arch import load_model
 from tests.slots.harness import Driver
 
 MODELS = Path(__file__).parents[1] / "data" / "gguf"
@@ -34,11 +34,11 @@ class Setting:
     max_step_tokens: int = 256
     num_pages: int = 200
     num_rows: int = 4
-    num_cells: int = 64
+    num_snapshots: int = 64
     page_tokens: int = 16
     kv_type: str = "f16"
     num_host_pages: int = 0
-    num_host_cells: int = 0
+    num_host_snapshots: int = 0
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def fresh() -> Callable[..., Driver]:
         ops = CpuOps(setting.threads, activations=activations or "float", level=setting.level, poison=True)  # type: ignore[arg-type]
         config, source = open_model(BUNDLED_MODEL if file == BUNDLED_MODEL.stem else MODELS / f"{file}.gguf")
         layout = config.memory_layout(setting.page_tokens, setting.kv_type)
-        host = (setting.num_host_pages, setting.num_host_cells)
-        plan = MemoryPlan(layout, setting.num_pages, setting.num_rows, setting.num_cells, *host)
+        host = (setting.num_host_pages, setting.num_host_snapshots)
+        plan = MemoryPlan(layout, setting.num_pages, setting.num_rows, setting.num_snapshots, *host)
         runners.append(ModelRunner(load_model(source, config, ops), ops, plan, setting.max_step_tokens))
         return Driver(runners[-1])
 

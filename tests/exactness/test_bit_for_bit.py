@@ -112,7 +112,7 @@ def test_preempted(fresh: Fresh, model: str) -> None:
 def test_two_conversations_that_do_not_fit_together(fresh: Fresh, model: str) -> None:
     """In turn, over the host tier: nothing is evaluated twice, and every answer has the bits of a fresh server's. Without that
     tier all of a conversation, or of an attention-only model's the end, is evaluated again when its turn comes."""
-    small = {"num_pages": 9, "num_rows": 2, "num_cells": 2, "max_step_tokens": 64}
+    small = {"num_pages": 9, "num_rows": 2, "num_snapshots": 2, "max_step_tokens": 64}
 
     def talk(driver: Driver) -> list[Answer]:
         said, answers = [prompt(70, seed=1), prompt(70, seed=2)], []
@@ -122,7 +122,7 @@ def test_two_conversations_that_do_not_fit_together(fresh: Fresh, model: str) ->
             said[talker] = said[talker] + answers[-1].tokens + prompt(10, seed=number)
         return answers
 
-    driver = fresh(model, **small, num_host_pages=40, num_host_cells=16)
+    driver = fresh(model, **small, num_host_pages=40, num_host_snapshots=16)
     answers = talk(driver)
     new = [len(answer.sequence.request.prompt) - answer.cached for answer in answers]
     assert new == [70, 70, 11, 11, 11, 11], "10 new tokens, and the last of the answer before, which nobody had evaluated"
@@ -180,13 +180,13 @@ def test_other_page_sizes(fresh: Fresh, model: str) -> None:
 
 @pytest.mark.parametrize("model", HYBRID_MODELS)
 def test_poisoned_memory_does_not_show(fresh: Fresh, model: str) -> None:
-    """SCENARIO 17: every row, cell and page that nobody holds set to NaN, then fresh prompts: all clean."""
+    """SCENARIO 17: every row, snapshot and page that nobody holds set to NaN, then fresh prompts: all clean."""
     driver = fresh(model)
     for seed in range(5):
         driver.ask(prompt(60, seed=seed), 6)
     driver.cache.clear()
     caches = driver._backend._caches  # type: ignore[attr-defined]
-    for slab in (caches.kv, caches.rows, caches.cells):
+    for slab in (caches.kv, caches.rows, caches.snapshots):
         slab[:] = float("nan")
     for seed in range(5, 10):
         assert bits(driver.ask(prompt(60, seed=seed), 6, params=GREEDY)) == solo(fresh, model, prompt(60, seed=seed))

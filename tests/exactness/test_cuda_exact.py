@@ -41,8 +41,8 @@ def fresh(device: Device) -> Iterator[Fresh]:
     """`fresh(file, ...)`: a new server's worth of memory around the model, nothing cached."""
     runners: list[ModelRunner] = []
 
-    def make(file: str, *, graphs: bool = True, rows: int = 4, pages: int = 40, cells: int = 64, chunk: int = 128) -> Driver:
-        runners.append(made(device, file, graphs=graphs, rows=rows, pages=pages, cells=cells, chunk=chunk))
+    def make(file: str, *, graphs: bool = True, rows: int = 4, pages: int = 40, snapshots: int = 64, chunk: int = 128) -> Driver:
+        runners.append(made(device, file, graphs=graphs, rows=rows, pages=pages, snapshots=snapshots, chunk=chunk))
         return Driver(runners[-1])
 
     yield make
@@ -50,17 +50,17 @@ def fresh(device: Device) -> Iterator[Fresh]:
         runner.close()
 
 
-def made(device: Device, file: str, *, graphs: bool, rows: int, pages: int, cells: int, chunk: int) -> ModelRunner:
+def made(device: Device, file: str, *, graphs: bool, rows: int, pages: int, snapshots: int, chunk: int) -> ModelRunner:
     ops = CudaOps(device, graphs=graphs, exact=True)
     config, source = open_model(MODELS / f"{file}.gguf")
-    plan = MemoryPlan(config.memory_layout(16, "f16"), pages, rows, cells)
+    plan = MemoryPlan(config.memory_layout(16, "f16"), pages, rows, snapshots)
     return ModelRunner(load_model(source, config, ops), ops, plan, chunk)
 
 
 @cache
 def solo(device: Device, file: str, tokens: tuple[int, ...], max_tokens: int = 4, params: object = GREEDY) -> Bits:
-    """Alone, the prompt in one piece, launches instead of graphs."""
-    runner = made(device, file, graphs=False, rows=1, pages=40, cells=64, chunk=128)
+    """Alone, the prompt in one chunk, launches instead of graphs."""
+    runner = made(device, file, graphs=False, rows=1, pages=40, snapshots=64, chunk=128)
     answer = Driver(runner).ask(tokens, max_tokens, params=params)
     runner.close()
     assert answer.cached == 0

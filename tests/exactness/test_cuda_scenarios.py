@@ -46,10 +46,10 @@ def fresh(device: Device) -> Iterator[Fresh]:
     closer to each other than the tokens are."""
     runners: list[ModelRunner] = []
 
-    def make(*, rows: int = 4, pages: int = 200, cells: int = 64, chunk: int = 128, exact: bool = True) -> Driver:
+    def make(*, rows: int = 4, pages: int = 200, snapshots: int = 64, chunk: int = 128, exact: bool = True) -> Driver:
         ops = FloatOps(device) if exact else CudaOps(device)
         config, source = open_model(MODELS / "tiny-qwen3next-Q4_K_M.gguf")
-        plan = MemoryPlan(config.memory_layout(16, "f16"), pages, rows, cells)
+        plan = MemoryPlan(config.memory_layout(16, "f16"), pages, rows, snapshots)
         runners.append(ModelRunner(load_model(source, config, ops), ops, plan, chunk))
         return Driver(runners[-1])
 
@@ -168,7 +168,7 @@ def test_05_four_agents_at_once_on_one_system_prompt(fresh: Fresh) -> None:
 
 def test_09_nothing_of_one_conversation_in_another(fresh: Fresh) -> None:
     """A finished, a cancelled and evicted conversations, then another one: its bits are those of a fresh server."""
-    small = {"rows": 2, "pages": 14, "cells": 4}
+    small = {"rows": 2, "pages": 14, "snapshots": 4}
     driver = fresh(**small)
     ask(driver, [message(40, 9)], 8)
     cut = ask(driver, [message(40, 9), message(10, 8)], 50, submit=True)

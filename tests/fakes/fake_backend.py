@@ -1,6 +1,6 @@
-"""A backend without arrays that remembers which token each page row, live row and snapshot cell really holds.
+"""A backend without arrays that remembers which token each page row, live row and snapshot really holds.
 
-Its "model" is a hash of the whole token prefix, so a wrong page, row, cell or position shows as an assertion at once, and every
+Its "model" is a hash of the whole token prefix, so a wrong page, row, snapshot or position shows as an assertion at once, and every
 answer can be computed without it (`expected_answer`).
 """
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from svc.compute.backend import PENDING, Finished, Piece, Sample, Sampled, StepBatch, StepRefusedError, StepResult
+from svc.compute.backend import PENDING, Chunk, Finished, Sample, Sampled, StepBatch, StepRefusedError, StepResult
 from svc.compute.host_tier import places_moved, places_written
 from svc.compute.sampling.params import SamplingParams
 from svc.memory.moves import Move
@@ -53,9 +53,9 @@ class FakeBackend:
         self.step_s = step_s
         self.pages: list[list[int | None]] = [[None] * plan.layout.page_tokens for _ in range(plan.num_pages)]
         self.rows: list[tuple[int, ...] | None] = [None] * plan.num_rows
-        self.cells: list[tuple[int, ...] | None] = [None] * plan.num_cells
+        self.snapshots: list[tuple[int, ...] | None] = [None] * plan.num_snapshots
         self.host_pages: list[list[int | None]] = [[None] * plan.layout.page_tokens for _ in range(plan.num_host_pages)]
-        self.host_cells: list[tuple[int, ...] | None] = [None] * plan.num_host_cells
+        self.host_snapshots: list[tuple[int, ...] | None] = [None] * plan.num_host_snapshots
         self.moves_lag = moves_lag
         self._moves: list[tuple[int, Move]] = []  # not made yet, with the number of the step that asked for them
         self._moves_over = 0
@@ -88,31 +88,31 @@ class FakeBackend:
         drawn = dict(zip([sample.row for sample in batch.samples], self._run(batch), strict=True))
         self._coming = {s.row: None if drawn[s.row].token in (-1, *s.stops) else drawn[s.row].token for s in batch.samples}
         self._failed = False
-        captured = [save.cell for save in batch.saves] + [capture.cell for capture in batch.captures]
+        captured = [save.snapshot_id for save in batch.saves] + [capture.snapshot_id for capture in batch.captures]
         assert len(set(captured)) == len(captured)
         samples = tuple(drawn.get(sample.row, Sampled(SKIPPED)) for sample in wanted)
         return Finished(StepResult(samples, tuple(captured), self.step_s, moves_over=self._moves_over))
 
     def _resolved(self, batch: StepBatch) -> StepBatch:
-        """The batch with the tokens that were pending; pieces and samples of rows whose answer has ended are gone."""
-        pieces: list[Piece] = []
+        """The batch with the tokens that were pending; chunks and samples of rows whose answer has ended are gone."""
+        chunks: list[Chunk] = []
         skipped: set[int] = set()
-        for piece in batch.pieces:
-            if PENDING in piece.tokens:
+        for chunk in batch.chunks:
+            if PENDING in chunk.tokens:
                 assert batch.ahead
-                assert len(piece.tokens) == 1
-                token = self._coming[piece.row]
+                assert len(chunk.tokens) == 1
+                token = self._coming[chunk.row]
                 if token is None:
-                    skipped.add(piece.row)
+                    skipped.add(chunk.row)
                     continue
-                piece = replace(piece, tokens=np.array([token], np.int32))
-            pieces.append(piece)
+                chunk = replace(chunk, tokens=np.array([token], np.int32))
+            chunks.append(chunk)
         self.num_skipped += len(skipped)
-        dropped = {index for index, piece in enumerate(batch.pieces) if piece.row in skipped}
-        assert not any(capture.piece in dropped for capture in batch.captures)
-        captures = [replace(c, piece=c.piece - sum(index < c.piece for index in dropped)) for c in batch.captures]
+        dropped = {index for index, chunk in enumerate(batch.chunks) if chunk.row in skipped}
+        assert not any(capture.chunk in dropped for capture in batch.captures)
+        captures = [replace(c, chunk=c.chunk - sum(index < c.chunk for index in dropped)) for c in batch.captures]
         samples = [self._with_history(sample) for sample in batch.samples if sample.row not in skipped]
-        return replace(batch, pieces=pieces, captures=captures, samples=samples)
+        return replace(batch, chunks=chunks, captures=captures, samples=samples)
 
     def _with_history(self, sample: Sample) -> Sample:
         if sample.history is None or sample.history.tokens[-1] != PENDING:
@@ -130,12 +130,12 @@ class FakeBackend:
             self.pages[copy.target] = list(self.pages[copy.source])
         for save in batch.saves:
             assert self.rows[save.row] is not None, f"row {save.row} saved while empty"
-            self.cells[save.cell] = self.rows[save.row]
+            self.snapshots[save.snapshot_id] = self.rows[save.row]
         for row in batch.zero_rows:
             self.rows[row] = ()
         for restore in batch.restores:
-            assert self.cells[restore.cell] is not None
-            self.rows[restore.row] = self.cells[restore.cell]
+            assert self.snapshots[restore.snapshot_id] is not None
+            self.rows[restore.row] = self.snapshots[restore.snapshot_id]
         self._forward(batch)
         self._make_moves(0 if batch.await_moves else self.moves_lag)
         return [self._sample(sample) for sample in batch.samples]
@@ -163,21 +163,21 @@ class FakeBackend:
         self._poison = tuple(prefix)
 
     def _forward(self, batch: StepBatch) -> None:
-        rows = [piece.row for piece in batch.pieces]
+        rows = [chunk.row for chunk in batch.chunks]
         assert len(set(rows)) == len(rows), "a row twice in one step"
         written: set[tuple[int, int]] = set()
         size = self.plan.layout.page_tokens
-        for index, piece in enumerate(batch.pieces):
-            state = self.rows[piece.row]
-            assert state is not None, f"row {piece.row} was never started"
-            known = tuple(self.pages[piece.pages[p // size]][p % size] for p in range(piece.start))
+        for index, chunk in enumerate(batch.chunks):
+            state = self.rows[chunk.row]
+            assert state is not None, f"row {chunk.row} was never started"
+            known = tuple(self.pages[chunk.pages[p // size]][p % size] for p in range(chunk.start))
             if not self.plan.layout.hybrid:
                 state = tuple(-1 if token is None else token for token in known)  # no recurrent state: the pages are all
-            assert len(state) == piece.start, f"row {piece.row} stands elsewhere than {piece.start}"
-            assert known == state, f"the pages of row {piece.row} hold other tokens than its state"
-            for offset, token in enumerate(piece.tokens.tolist()):
-                position = piece.start + offset
-                place = (int(piece.pages[position // size]), position % size)
+            assert len(state) == chunk.start, f"row {chunk.row} stands elsewhere than {chunk.start}"
+            assert known == state, f"the pages of row {chunk.row} hold other tokens than its state"
+            for offset, token in enumerate(chunk.tokens.tolist()):
+                position = chunk.start + offset
+                place = (int(chunk.pages[position // size]), position % size)
                 assert place not in written, f"two sequences write page {place}"
                 written.add(place)
                 self.pages[place[0]][place[1]] = token
@@ -186,12 +186,12 @@ class FakeBackend:
                     self.pages[place[0]][place[1]] = token = token + POISONED
                 state = (*state, token)
                 for capture in batch.captures:
-                    if capture.piece == index and capture.position == position + 1:
-                        self.cells[capture.cell] = state
-            self.rows[piece.row] = state
-        for piece in batch.pieces:  # nobody's rows were overwritten by a neighbour
-            state = self.rows[piece.row]
-            assert [self.pages[piece.pages[p // size]][p % size] for p in range(piece.end)] == list(state or ())
+                    if capture.chunk == index and capture.position == position + 1:
+                        self.snapshots[capture.snapshot_id] = state
+            self.rows[chunk.row] = state
+        for chunk in batch.chunks:  # nobody's rows were overwritten by a neighbour
+            state = self.rows[chunk.row]
+            assert [self.pages[chunk.pages[p // size]][p % size] for p in range(chunk.end)] == list(state or ())
 
     def _sample(self, sample: Sample) -> Sampled:
         state = self.rows[sample.row]

@@ -143,13 +143,13 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         cache = CacheStats(
-            num_pages=10, free_pages=4, cached_pages=4, held_pages=2, num_rows=2, free_rows=1, num_cells=8, free_cells=5,
-            reserved_cells=0, published_cells=3, stranded_cells=1, pinned_cells=0, num_nodes=3,
-            num_host_pages=20, free_host_pages=15, num_host_cells=6, free_host_cells=2, page_bytes=1000, state_bytes=100,
+            num_pages=10, free_pages=4, cached_pages=4, held_pages=2, num_rows=2, free_rows=1, num_snapshots=8, free_snapshots=5,
+            reserved_snapshots=0, published_snapshots=3, stranded_snapshots=1, pinned_snapshots=0, num_nodes=3,
+            num_host_pages=20, free_host_pages=15, num_host_snapshots=6, free_host_snapshots=2, page_bytes=1000, state_bytes=100,
             counters=CacheCounters(
                 num_published=7, num_evicted_snapshots=4, pages_moved_out=9, pages_moved_in=8, snapshots_moved_out=5,
                 rows_moved_in=3, num_host_resumes=2,
             ),
         )  # fmt: skip
         counters = Counters(steps=11, generated_tokens=42, prompt_tokens=100, cached_tokens=60, restores=5)
-        return EngineStats(num_running=self.num_open, num_waiting=3, num_seats=2, counters=counters, cache=cache)
+        return EngineStats(num_running=self.num_open, num_waiting=3, num_slots=2, counters=counters, cache=cache)

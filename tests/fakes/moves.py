@@ -11,8 +11,8 @@ class TwoTiers(Protocol):
     pages: Any
     host_pages: Any
     rows: Any
-    cells: Any
-    host_cells: Any
+    snapshots: Any
+    host_snapshots: Any
 
 
 def make_move(tiers: TwoTiers, move: Move) -> None:
@@ -21,7 +21,7 @@ def make_move(tiers: TwoTiers, move: Move) -> None:
             tiers.host_pages[move.target] = list(tiers.pages[move.source])
         case MoveKind.PAGE_IN:
             tiers.pages[move.target] = list(tiers.host_pages[move.source])
-        case MoveKind.CELL_OUT:
-            tiers.host_cells[move.target] = tiers.cells[move.source]
+        case MoveKind.SNAPSHOT_OUT:
+            tiers.host_snapshots[move.target] = tiers.snapshots[move.source]
         case MoveKind.ROW_IN:
-            tiers.rows[move.target] = tiers.host_cells[move.source]
+            tiers.rows[move.target] = tiers.host_snapshots[move.source]

@@ -69,7 +69,7 @@ async def test_large_request_is_prepared_off_the_loop(path: str, threads_seen: s
 
 
 async def test_many_tokens_of_slots_are_decoded_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With texts to show, which may be all that every seat holds; counts alone are told at once."""
+    """With texts to show, which may be all that every slot holds; counts alone are told at once."""
     seen: list[threading.Thread] = []
     decode = Tokenizer.decode_known
 

@@ -37,7 +37,7 @@ async def test_props_without_a_template() -> None:
 
 
 async def test_slots_tell_counts_and_no_text() -> None:
-    """Two seats, one taken; nothing of what was written."""
+    """Two slots, one taken; nothing of what was written."""
     body = {"prompt": "secret", "max_tokens": 9, "stream": True}
     async with serving(FakeEngine(cached=lambda request: 4)) as at, at.client.post("/v1/completions", json=body) as response:
         sequence = await at.engine.submitted.get()
@@ -68,7 +68,7 @@ async def test_slots_with_text() -> None:
 
 
 async def test_no_slot_left() -> None:
-    """llama-server's question for load balancers: a 503 when every seat is taken, 200 otherwise."""
+    """llama-server's question for load balancers: a 503 when every slot is taken, 200 otherwise."""
     async with serving(FakeEngine()) as at:
         assert (await at.get("/slots?fail_on_no_slot=1"))[0] == 200
         async with at.client.post("/v1/completions", json={"prompt": ["a", "b"], "stream": True}) as response:

@@ -7,13 +7,13 @@ import numpy as np
 from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
-from svc.compute.backend import Capture, Piece, StepBatch
-from svc.compute.layers.rope import RopeTable
+from svc.compute.backend import Capture, Chunk, StepBatch
 from svc.compute.ops import Ops
 from svc.compute.step_inputs import StepInputs, build_step_inputs
-from svc.compute.weights.gguf_file import GgufTensor
+from svc.gguf.gguf_file import GgufTensor
 from svc.memory.layout import MemoryLayout
 from svc.memory.plan import MemoryPlan
+from svc.model.layers.rope import RopeTable
 from tests.kernels.rooms import Room
 
 Float32 = NDArray[np.float32]
@@ -74,31 +74,33 @@ class Bench:
         captures: Sequence[tuple[int, int]] = (),
         vocabulary: int = 50,
     ) -> None:
-        """`captures`: (sequence, position after so many tokens), each into a cell of its own: see `cells`."""
+        """`captures`: (sequence, position after so many tokens), each into a snapshot of its own: see `snapshots`."""
         self.room = room
         self.ops = room.make()
         self.random = np.random.default_rng(seed)
         num_pages = [-(-(start + count) // layout.page_tokens) for start, count in batch]
         free_pages = self.random.permutation(sum(num_pages) + 3).astype(np.int32)
         self.rows = self.random.permutation(len(batch) + 2)[: len(batch)].tolist()
-        self.cells = self.random.permutation(len(captures) + 2)[: len(captures)].tolist()
+        self.snapshots = self.random.permutation(len(captures) + 2)[: len(captures)].tolist()
         self.plan = MemoryPlan(layout, len(free_pages), len(batch) + 2, len(captures) + 2)
         self.caches = self.ops.caches(self.plan)
         self.batch = list(batch)
         self.captures = list(captures)
         self.pages = np.split(free_pages, np.cumsum(num_pages))[:-1]
         tokens = [self.random.integers(0, vocabulary, count).astype(np.int32) for _, count in batch]
-        pieces = [
-            Piece(row, start, ids, pages) for row, (start, _), ids, pages in zip(self.rows, batch, tokens, self.pages, strict=True)
+        chunks = [
+            Chunk(row, start, ids, pages) for row, (start, _), ids, pages in zip(self.rows, batch, tokens, self.pages, strict=True)
         ]
-        wanted = [Capture(piece, position, cell) for (piece, position), cell in zip(captures, self.cells, strict=True)]
+        wanted = [
+            Capture(chunk, position, snapshot_id) for (chunk, position), snapshot_id in zip(captures, self.snapshots, strict=True)
+        ]
         rope = RopeTable.of(rotary_dims, 1e4) if rotary_dims else None
-        self.inputs: StepInputs = build_step_inputs(StepBatch(pieces=pieces, captures=wanted), rope)
+        self.inputs: StepInputs = build_step_inputs(StepBatch(chunks=chunks, captures=wanted), rope)
         self.poison()
 
     def poison(self) -> None:
         """NaN everywhere: what nobody wrote must not matter."""
-        for slab in (self.caches.kv, self.caches.rows, self.caches.cells):
+        for slab in (self.caches.kv, self.caches.rows, self.caches.snapshots):
             self.room.write(slab, np.full_like(self.room.read(slab), np.nan))
 
     def hidden(self, width: int) -> tuple[Any, Float64]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from svc.compute.layers.attention import AttentionWeights
+from svc.model.layers.attention import AttentionWeights
 from tests.kernels import oracle
 from tests.kernels.bench import BATCH_IDS, BATCHES, PAGE_TOKENS, Bench, Weights, attention_layout
 from tests.kernels.rooms import Room

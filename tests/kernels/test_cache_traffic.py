@@ -1,4 +1,4 @@
-"""Moving whole pages, rows and cells: bit for bit, in order, and nothing beside them."""
+"""Moving whole pages, rows and snapshots: bit for bit, in order, and nothing beside them."""
 
 import numpy as np
 import pytest
@@ -18,13 +18,13 @@ class Slabs:
     def __init__(self, room: Room, kv_type: str = "f32") -> None:
         layout = MemoryLayout(40, 2, 3, 16, 2, 3, 16, 16, 80, 3, 16, kv_type)
         self.room, self.ops = room, room.make()
-        self.caches = self.ops.caches(MemoryPlan(layout, num_pages=5, num_rows=3, num_cells=4))
-        for name in ("kv", "rows", "cells"):
+        self.caches = self.ops.caches(MemoryPlan(layout, num_pages=5, num_rows=3, num_snapshots=4))
+        for name in ("kv", "rows", "snapshots"):
             slab = getattr(self.caches, name)
             shape = room.read(slab).shape
             values = np.arange(shape[0])[:, None] + np.arange(shape[1]) % 251 / 256
             room.write(slab, values.astype(room.read(slab).dtype))
-        self.before = {name: self.copy(name) for name in ("kv", "rows", "cells")}
+        self.before = {name: self.copy(name) for name in ("kv", "rows", "snapshots")}
 
     def copy(self, name: str) -> np.ndarray:
         return np.array(self.room.read(getattr(self.caches, name)))
@@ -47,16 +47,16 @@ def test_copy_pages(room: Room, kv_type: str) -> None:
 
 
 def test_save_and_restore(room: Room) -> None:
-    """row -> cell, then cell -> other row, NaN and all bits included."""
+    """row -> snapshot, then snapshot -> other row, NaN and all bits included."""
     slabs = Slabs(room)
     slabs.before["rows"][1, ::7] = np.nan
     slabs.before["rows"][1, 1::7] = -0.0
     room.write(slabs.caches.rows, slabs.before["rows"])
-    rows, cells = slabs.before["rows"], slabs.before["cells"]
+    rows, snapshots = slabs.before["rows"], slabs.before["snapshots"]
     slabs.ops.save_rows(slabs.caches, pairs([(1, 3), (0, 0)]))
-    slabs.check(cells={3: rows[1], 0: rows[0]})
+    slabs.check(snapshots={3: rows[1], 0: rows[0]})
     slabs.ops.restore_rows(slabs.caches, pairs([(2, 3), (0, 1)]))
-    slabs.check(cells={3: rows[1], 0: rows[0]}, rows={2: rows[1], 0: cells[1]})
+    slabs.check(snapshots={3: rows[1], 0: rows[0]}, rows={2: rows[1], 0: snapshots[1]})
     assert np.signbit(slabs.copy("rows")[2, 1])
 
 
@@ -84,9 +84,9 @@ def test_moves_between_the_tiers(room: Room, kv_type: str) -> None:
     """Whole pages and states, bit for bit and in order: places that are left and entered again, runs forwards and backwards."""
     layout = MemoryLayout(40, 2, 3, 16, 2, 3, 16, 16, 80, 3, 16, kv_type)
     ops = room.make()
-    caches = ops.caches(MemoryPlan(layout, num_pages=6, num_rows=3, num_cells=4, num_host_pages=8, num_host_cells=5))
+    caches = ops.caches(MemoryPlan(layout, num_pages=6, num_rows=3, num_snapshots=4, num_host_pages=8, num_host_snapshots=5))
     slabs: dict[str, np.ndarray] = {}
-    for number, name in enumerate(("kv", "rows", "cells", "host_kv", "host_cells")):
+    for number, name in enumerate(("kv", "rows", "snapshots", "host_kv", "host_snapshots")):
         slab = getattr(caches, name)
         values = 1000 * number + np.arange(slab.shape[0])[:, None] + np.arange(slab.shape[1]) % 251 / 256
         slabs[name] = values.astype(slab.dtype)
@@ -95,10 +95,17 @@ def test_moves_between_the_tiers(room: Room, kv_type: str) -> None:
             slab[...] = slabs[name]
         else:
             room.write(slab, slabs[name])
-    out, back, cell, row = MoveKind.PAGE_OUT, MoveKind.PAGE_IN, MoveKind.CELL_OUT, MoveKind.ROW_IN
+    out, back, snapshot_id, row = MoveKind.PAGE_OUT, MoveKind.PAGE_IN, MoveKind.SNAPSHOT_OUT, MoveKind.ROW_IN
     steps = [
         [Move(out, 1, 2), Move(out, 2, 3), Move(out, 3, 4), Move(back, 7, 1), Move(back, 6, 2), Move(back, 5, 3)],
-        [Move(cell, 3, 0), Move(cell, 2, 1), Move(row, 1, 2), Move(cell, 0, 1), Move(row, 1, 0), Move(row, 4, 1)],
+        [
+            Move(snapshot_id, 3, 0),
+            Move(snapshot_id, 2, 1),
+            Move(row, 1, 2),
+            Move(snapshot_id, 0, 1),
+            Move(row, 1, 0),
+            Move(row, 4, 1),
+        ],
         [Move(out, 1, 7), Move(back, 7, 5), Move(out, 4, 7), Move(out, 0, 7), Move(back, 7, 4), Move(back, 3, 4)],
     ]
     before = 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from svc.compute.layers.delta import DeltaWeights
+from svc.model.layers.delta import DeltaWeights
 from tests.kernels import oracle
 from tests.kernels.bench import BATCH_IDS, BATCHES, Bench, Weights, delta_layout, middle_captures
 from tests.kernels.rooms import Room
@@ -30,7 +30,7 @@ class Case:
         self.values = values
         self.expected_hidden = values.copy()
         self.expected_rows: list[NDArray[Any]] = []
-        self.expected_cells: list[NDArray[Any]] = []
+        self.expected_snapshots: list[NDArray[Any]] = []
         self.fill()
 
     def make_layer(self, kind: str) -> tuple[DeltaWeights, dict[str, NDArray[np.float64]]]:
@@ -87,7 +87,7 @@ class Case:
         sequence = self.bench.spans().index(span)
         start = self.bench.batch[sequence][0]
         self.expected_rows.append(self.packed(*history[-1]))
-        self.expected_cells += [self.packed(*history[p - start - 1]) for s, p in self.bench.captures if s == sequence]
+        self.expected_snapshots += [self.packed(*history[p - start - 1]) for s, p in self.bench.captures if s == sequence]
 
     def packed(self, state: NDArray[Any], conv: NDArray[Any]) -> NDArray[Any]:
         """A row of which only this layer's part is known: the rest stays NaN."""
@@ -109,10 +109,10 @@ class Case:
     def check(self, tolerance: float) -> None:
         read = self.bench.room.read
         np.testing.assert_allclose(read(self.hidden), self.expected_hidden, rtol=tolerance, atol=tolerance)
-        # NaN equals NaN here: other layers' parts, other rows and cells must still be as nobody wrote them.
+        # NaN equals NaN here: other layers' parts, other rows and snapshots must still be as nobody wrote them.
         for slab, numbers, rows in (
             (self.bench.caches.rows, self.bench.rows, self.expected_rows),
-            (self.bench.caches.cells, self.bench.cells, self.expected_cells),
+            (self.bench.caches.snapshots, self.bench.snapshots, self.expected_snapshots),
         ):
             expected = np.full_like(read(slab), np.nan, dtype=float)
             expected[numbers] = rows
@@ -122,7 +122,7 @@ class Case:
 @pytest.mark.parametrize("batch", BATCHES, ids=BATCH_IDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_against_float64(room: Room, shape: tuple[int, int, int, int, bool], batch: list[tuple[int, int]]) -> None:
-    """Both head maps, several head sizes and taps; states captured in mid-piece; nothing else is written."""
+    """Both head maps, several head sizes and taps; states captured in mid-chunk; nothing else is written."""
     case = Case(room, shape, batch, "F32")
     case.run()
     case.check(room.tolerance("F32"))

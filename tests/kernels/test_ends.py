@@ -24,7 +24,7 @@ def test_embed(room: Room, batch: list[tuple[int, int]], kind: str) -> None:
 
 @pytest.mark.parametrize("batch", BATCHES, ids=BATCH_IDS)
 def test_final_hidden(room: Room, batch: list[tuple[int, int]]) -> None:
-    """norm(hidden) of last tokens into rows and of captured tokens into cells, behind the states, which stay as they are."""
+    """norm(hidden) of last tokens into rows and of captured tokens into snapshots, behind the states, which stay as they are."""
     layout = delta_layout(2, 4, 16, 4, hidden=72)
     bench = Bench(room, layout, batch, captures=middle_captures(batch))
     norm, exact = Weights(bench.ops, seed=7).norm(72)
@@ -32,14 +32,14 @@ def test_final_hidden(room: Room, batch: list[tuple[int, int]]) -> None:
     bench.ops.final_hidden(hidden, norm, 1e-6, bench.inputs, bench.caches)
     final = oracle.norm(values, exact, 1e-6)
     rows = np.full((bench.plan.num_rows, layout.state_elements), np.nan)
-    cells = np.full((bench.plan.num_cells, layout.state_elements), np.nan)
+    snapshots = np.full((bench.plan.num_snapshots, layout.state_elements), np.nan)
     for row, span in zip(bench.rows, bench.spans(), strict=True):
         rows[row, layout.hidden_offset :] = final[span][-1]
-    for cell, (sequence, position) in zip(bench.cells, bench.captures, strict=True):
-        cells[cell, layout.hidden_offset :] = final[bench.spans()[sequence]][position - batch[sequence][0] - 1]
+    for snapshot_id, (sequence, position) in zip(bench.snapshots, bench.captures, strict=True):
+        snapshots[snapshot_id, layout.hidden_offset :] = final[bench.spans()[sequence]][position - batch[sequence][0] - 1]
     tolerance = room.tolerance("F32")
     np.testing.assert_allclose(room.read(bench.caches.rows), rows, rtol=tolerance, atol=tolerance)
-    np.testing.assert_allclose(room.read(bench.caches.cells), cells, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(room.read(bench.caches.snapshots), snapshots, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("tokens", [[0], [21, 3, 3, 0, 23]], ids=str)

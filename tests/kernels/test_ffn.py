@@ -5,9 +5,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from svc.compute.layers.dense_ffn import DenseFfnWeights
-from svc.compute.layers.moe_ffn import MoeFfnWeights
-from svc.compute.weights.gguf_file import GgufTensor
+from svc.gguf.gguf_file import GgufTensor
+from svc.model.layers.dense_ffn import DenseFfnWeights
+from svc.model.layers.moe_ffn import MoeFfnWeights
 from tests.kernels import oracle
 from tests.kernels.bench import BATCH_IDS, BATCHES, Bench, Weights, attention_layout
 from tests.kernels.rooms import Room

@@ -1,4 +1,4 @@
-"""A device that only remembers: what each row of each page, each live row and each cell would hold, as the tokens behind it.
+"""A device that only remembers: what each row of each page, each live row and each snapshot would hold, as the tokens behind it.
 
 A K/V row depends on all tokens up to its own, a state on all tokens before its position; so both are modelled by that exact prefix.
 Work is queued and done in order, as steps are; `None` is memory nobody has written. Twin of the arrays that `compute` owns, those
@@ -20,11 +20,11 @@ def small_plan(
     *,
     pages: int = 16,
     rows: int = 3,
-    cells: int = 6,
+    snapshots: int = 6,
     page_tokens: int = 4,
     hybrid: bool = True,
     host_pages: int = 0,
-    host_cells: int = 0,
+    host_snapshots: int = 0,
 ) -> MemoryPlan:
     """Counts of one's choice; the sizes behind them do not matter here."""
     layout = MemoryLayout(
@@ -40,7 +40,7 @@ def small_plan(
         conv_rows=3,
         page_tokens=page_tokens,
     )
-    return MemoryPlan(layout, pages, rows, cells, host_pages, host_cells)
+    return MemoryPlan(layout, pages, rows, snapshots, host_pages, host_snapshots)
 
 
 class Device:
@@ -51,9 +51,9 @@ class Device:
         self.page_tokens = plan.layout.page_tokens
         self.pages: list[list[Prefix | None]] = [[None] * self.page_tokens for _ in range(plan.num_pages)]
         self.rows: list[Prefix | None] = [None] * plan.num_rows
-        self.cells: list[Prefix | None] = [None] * plan.num_cells
+        self.snapshots: list[Prefix | None] = [None] * plan.num_snapshots
         self.host_pages: list[list[Prefix | None]] = [[None] * self.page_tokens for _ in range(plan.num_host_pages)]
-        self.host_cells: list[Prefix | None] = [None] * plan.num_host_cells
+        self.host_snapshots: list[Prefix | None] = [None] * plan.num_host_snapshots
         self._queue: list[Callable[[], None]] = []
 
     def enqueue(self, work: Callable[[], None]) -> None:
@@ -77,14 +77,14 @@ class Device:
     def copy_page(self, source: int, target: int) -> None:
         self.enqueue(lambda: self.pages[target].__setitem__(slice(None), list(self.pages[source])))
 
-    def start_row(self, row: int, cell: int | None) -> None:
-        self.enqueue(lambda: self.rows.__setitem__(row, () if cell is None else self.cells[cell]))
+    def start_row(self, row: int, snapshot_id: int | None) -> None:
+        self.enqueue(lambda: self.rows.__setitem__(row, () if snapshot_id is None else self.snapshots[snapshot_id]))
 
-    def save(self, row: int, cell: int) -> None:
-        self.enqueue(lambda: self.cells.__setitem__(cell, self.rows[row]))
+    def save(self, row: int, snapshot_id: int) -> None:
+        self.enqueue(lambda: self.snapshots.__setitem__(snapshot_id, self.rows[row]))
 
     def forward(self, row: int, pages: Sequence[int], tokens: Prefix, start: int, captures: dict[int, int]) -> None:
-        """Evaluates tokens[start:]; `captures`: position -> cell. A hybrid's row must hold the state after tokens[:start]."""
+        """Evaluates tokens[start:]; `captures`: position -> snapshot. A hybrid's row must hold the state after tokens[:start]."""
 
         def work() -> None:
             if self.hybrid:
@@ -94,7 +94,7 @@ class Device:
             for position in range(start, len(tokens)):
                 self.pages[pages[position // self.page_tokens]][position % self.page_tokens] = tokens[: position + 1]
                 if position + 1 in captures:
-                    self.cells[captures[position + 1]] = tokens[: position + 1]
+                    self.snapshots[captures[position + 1]] = tokens[: position + 1]
             self.rows[row] = tokens
 
         self.enqueue(work)
@@ -119,16 +119,16 @@ class Run:
         self.tokens: Prefix = tuple(tokens)
         self.resume: ResumePoint = cache.match(self.tokens, now)
         lease = cache.open(self.tokens, self.resume, now)
-        assert lease is not None, "no seat"
+        assert lease is not None, "no slot"
         self.lease: Lease = lease
         self.written = lease.start
         make_moves(cache, device)
         assert cache.ready(lease)
         if not lease.row_comes:
-            self.device.start_row(lease.row, cache.start_cell(lease))
+            self.device.start_row(lease.row, cache.start_snapshot(lease))
 
     def write(self, end: int, captures: Sequence[int] = (), now: float = 0.0) -> bool:
-        """Evaluates up to `end` with captures where cells are to be had, runs the device and publishes; False: no pages."""
+        """Evaluates up to `end` with captures where snapshots are to be had, runs the device and publishes; False: no pages."""
         if not self.cache.extend(self.lease, end, now):
             return False
         copies = self.cache.take_copies(self.lease)
@@ -141,8 +141,8 @@ class Run:
         for source, target in copies:
             self.device.copy_page(source, target)
         pages = self.lease.table.array(end).tolist()
-        cells = {position: self.cache.device_cell(ref) for position, ref in refs.items()}
-        self.device.forward(self.lease.row, pages, self.tokens[:end], self.written, cells)
+        snapshots = {position: self.cache.device_snapshot(ref) for position, ref in refs.items()}
+        self.device.forward(self.lease.row, pages, self.tokens[:end], self.written, snapshots)
         self.device.run()
         self.cache.started(self.lease)
         self.written = end

@@ -1,4 +1,4 @@
-"""Automatic budgets: within the memory there is, never less than the seats need, never more than is useful."""
+"""Automatic budgets: within the memory there is, never less than the slots need, never more than is useful."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from svc.config import parse_size
 from svc.errors import MemoryBudgetError
 from svc.memory.auto_budget import (
     HOST_SHARE,
-    USEFUL_CELLS_PER_SEAT,
-    USEFUL_CONTEXTS_PER_SEAT,
+    USEFUL_CONTEXTS_PER_SLOT,
     USEFUL_HOST_TIERS,
+    USEFUL_SNAPSHOTS_PER_SLOT,
     resolve_budgets,
     resolve_host_budgets,
     weights_remark,
@@ -41,17 +41,17 @@ def layout(*, attention_layers: int = 4, delta_layers: int = 12) -> MemoryLayout
 
 @given(
     available=st.integers(min_value=0, max_value=2**40),
-    seats=st.integers(min_value=1, max_value=64),
+    slots=st.integers(min_value=1, max_value=64),
     context=st.integers(min_value=1, max_value=300_000),
     attention_layers=st.integers(min_value=1, max_value=8),
     delta_layers=st.integers(min_value=0, max_value=40),
 )
 def test_automatic_budgets_can_always_be_planned(
-    available: int, seats: int, context: int, attention_layers: int, delta_layers: int
+    available: int, slots: int, context: int, attention_layers: int, delta_layers: int
 ) -> None:
-    """Either the seats fit and the plan stays within the memory, or the error says that they do not."""
+    """Either the slots fit and the plan stays within the memory, or the error says that they do not."""
     shape = layout(attention_layers=attention_layers, delta_layers=delta_layers)
-    smallest = seats * (2 * shape.page_bytes + 2 * shape.state_bytes)
+    smallest = slots * (2 * shape.page_bytes + 2 * shape.state_bytes)
     try:
         kv, snapshots = resolve_budgets(
             shape,
@@ -59,17 +59,17 @@ def test_automatic_budgets_can_always_be_planned(
             snapshot_bytes=None,
             available_bytes=available,
             weights_bytes=0,
-            num_rows=seats,
+            num_rows=slots,
             context_tokens=context,
         )
     except MemoryBudgetError:
-        # Half of the memory is left alone unless the seats need it, so only their own need can be too much.
+        # Half of the memory is left alone unless the slots need it, so only their own need can be too much.
         assert smallest > available // 2
         return
-    plan = plan_memory(shape, kv_bytes=kv, snapshot_bytes=snapshots, num_rows=seats, context_tokens=context)
+    plan = plan_memory(shape, kv_bytes=kv, snapshot_bytes=snapshots, num_rows=slots, context_tokens=context)
     assert plan.total_bytes <= available
-    assert kv <= USEFUL_CONTEXTS_PER_SEAT * seats * (context + 31) // 32 * shape.page_bytes + 2 * seats * shape.page_bytes
-    assert snapshots <= USEFUL_CELLS_PER_SEAT * seats * shape.state_bytes
+    assert kv <= USEFUL_CONTEXTS_PER_SLOT * slots * (context + 31) // 32 * shape.page_bytes + 2 * slots * shape.page_bytes
+    assert snapshots <= USEFUL_SNAPSHOTS_PER_SLOT * slots * shape.state_bytes
 
 
 def test_explicit_budgets_are_taken_as_given() -> None:
@@ -102,9 +102,9 @@ def test_share_that_one_budget_cannot_use_goes_to_the_other() -> None:
     kv, snapshots = resolve_budgets(
         shape, kv_bytes=None, snapshot_bytes=None, available_bytes=300 * MIB, weights_bytes=0, num_rows=2, context_tokens=64
     )
-    assert kv == USEFUL_CONTEXTS_PER_SEAT * 2 * 2 * shape.page_bytes
+    assert kv == USEFUL_CONTEXTS_PER_SLOT * 2 * 2 * shape.page_bytes
     share_left = 150 * MIB - 2 * shape.state_bytes - kv
-    assert snapshots == min(share_left, USEFUL_CELLS_PER_SEAT * 2 * shape.state_bytes)
+    assert snapshots == min(share_left, USEFUL_SNAPSHOTS_PER_SLOT * 2 * shape.state_bytes)
 
 
 @pytest.mark.parametrize("given", [("kv_bytes",), ("snapshot_bytes",), ("kv_bytes", "snapshot_bytes")])
@@ -126,16 +126,16 @@ def test_budget_beyond_the_memory_is_refused_with_what_fits(given: tuple[str, ..
         resolve(fits + MIB)
 
 
-def test_seats_beyond_the_memory_are_refused_with_what_fits() -> None:
-    """Where no budget is to blame, the number of seats that fit is named, or what a single one needs."""
+def test_slots_beyond_the_memory_are_refused_with_what_fits() -> None:
+    """Where no budget is to blame, the number of slots that fit is named, or what a single one needs."""
     sizes: dict[str, Any] = {"kv_bytes": None, "snapshot_bytes": None, "weights_bytes": 0, "context_tokens": 64}
-    with pytest.raises(MemoryBudgetError, match=r"max_seats can be \d+$") as refusal:
+    with pytest.raises(MemoryBudgetError, match=r"max_slots can be \d+$") as refusal:
         resolve_budgets(layout(), available_bytes=100 * MIB, num_rows=500, **sizes)
     fit = int(str(refusal.value).split()[-1])
     resolve_budgets(layout(), available_bytes=100 * MIB, num_rows=fit, **sizes)
-    with pytest.raises(MemoryBudgetError, match=f"max_seats can be {fit}$"):
+    with pytest.raises(MemoryBudgetError, match=f"max_slots can be {fit}$"):
         resolve_budgets(layout(), available_bytes=100 * MIB, num_rows=fit + 1, **sizes)
-    with pytest.raises(MemoryBudgetError, match="one seat alone needs"):
+    with pytest.raises(MemoryBudgetError, match="one slot alone needs"):
         resolve_budgets(layout(), available_bytes=1 * MIB, num_rows=1, **sizes)
 
 
@@ -212,5 +212,5 @@ def test_host_budgets_that_cannot_work() -> None:
     plan, each = device_plan(), layout().state_bytes
     with pytest.raises(MemoryBudgetError, match=rf"host_snapshot_bytes={each - 1} holds no snapshot of {each} bytes"):
         with_host_tier(plan, host_kv_bytes=0, host_snapshot_bytes=each - 1)
-    assert with_host_tier(plan, host_kv_bytes=0, host_snapshot_bytes=each).num_host_cells == 1
+    assert with_host_tier(plan, host_kv_bytes=0, host_snapshot_bytes=each).num_host_snapshots == 1
     assert not with_host_tier(plan, host_kv_bytes=0, host_snapshot_bytes=0).host_tier

@@ -1,4 +1,4 @@
-"""Random operations on the memory, against a device that remembers which tokens stand behind every row, page row and cell."""
+"""Random operations on the memory, against a device that remembers which tokens stand behind every row, page row and snapshot."""
 
 from dataclasses import dataclass, field
 
@@ -38,20 +38,20 @@ class MemoryMachine(RuleBasedStateMachine):
     @initialize(
         pages=st.integers(12, 24),
         rows=st.integers(1, 4),
-        cells=st.integers(1, 8),
+        snapshots=st.integers(1, 8),
         size=st.sampled_from([1, 3, 4, 8]),
         host=st.tuples(st.integers(0, 40), st.integers(0, 8)),
     )
-    def build(self, pages: int, rows: int, cells: int, size: int, host: tuple[int, int]) -> None:
-        host_pages, host_cells = host if self.host_tier else (0, 0)
+    def build(self, pages: int, rows: int, snapshots: int, size: int, host: tuple[int, int]) -> None:
+        host_pages, host_snapshots = host if self.host_tier else (0, 0)
         plan = small_plan(
             pages=max(pages, -(-CONTEXT // size) + 1),
             rows=rows,
-            cells=cells,
+            snapshots=snapshots,
             page_tokens=size,
             hybrid=self.hybrid,
             host_pages=host_pages,
-            host_cells=host_cells,
+            host_snapshots=host_snapshots,
         )
         self.cache = SequenceCache(plan)
         self.device = Device(plan)
@@ -73,7 +73,7 @@ class MemoryMachine(RuleBasedStateMachine):
         lease = self.cache.open(tokens, resume, self.now)
         if lease is None:
             assert free_rows == 0 or idle > possible - beside, "refused, although there was room"
-            assert self.cache.num_free_rows == free_rows, "a refusal kept the seat"
+            assert self.cache.num_free_rows == free_rows, "a refusal kept the slot"
             assert self.cache.free_pages_possible() == possible, "a refusal changed the pages"
             return
         assert lease.start == resume.position
@@ -199,7 +199,7 @@ class MemoryMachine(RuleBasedStateMachine):
         assert self.cache.extend(lease, plan.kv_tokens, self.now)
         assert sorted(lease.table.array(plan.kv_tokens).tolist()) == list(range(plan.num_pages))
         self.cache.close(lease, (), 0, self.now)
-        assert plan.num_host_pages or self.cache.stats().published_cells == 0, "a snapshot is left without pages"
+        assert plan.num_host_pages or self.cache.stats().published_snapshots == 0, "a snapshot is left without pages"
 
     @invariant()
     def adds_up(self) -> None:
@@ -209,7 +209,7 @@ class MemoryMachine(RuleBasedStateMachine):
         stats = self.cache.stats()
         assert stats.free_pages + stats.cached_pages + stats.held_pages == stats.num_pages
         assert stats.free_rows == stats.num_rows - len(self.live)
-        assert stats.pinned_cells >= len(set(self.pins))
+        assert stats.pinned_snapshots >= len(set(self.pins))
         for live in self.live:
             assert len(live.lease.table) >= -(-live.position // self.device.page_tokens)
 
@@ -226,8 +226,8 @@ class MemoryMachine(RuleBasedStateMachine):
         self.cache.clear()
         self.cache.check()
         stats = self.cache.stats()
-        assert (stats.free_pages, stats.free_cells, stats.free_rows) == (stats.num_pages, stats.num_cells, stats.num_rows)
-        assert (stats.free_host_pages, stats.free_host_cells) == (stats.num_host_pages, stats.num_host_cells)
+        assert (stats.free_pages, stats.free_snapshots, stats.free_rows) == (stats.num_pages, stats.num_snapshots, stats.num_rows)
+        assert (stats.free_host_pages, stats.free_host_snapshots) == (stats.num_host_pages, stats.num_host_snapshots)
 
     # -- parts ----------------------------------------------------------------------------------------------------------------
     def _draw_text(self, data: st.DataObject) -> Prefix:
@@ -251,14 +251,14 @@ class MemoryMachine(RuleBasedStateMachine):
         assert self.cache.take_copies(live.lease) == [], "a copy was given out twice"
         refs = [self.cache.reserve(live.lease, live.tokens, position, self.now) for position in positions]
         taken = [ref for ref in refs if ref is not None]
-        cells = {self.cache.position(ref): self.cache.device_cell(ref) for ref in taken}
+        snapshots = {self.cache.position(ref): self.cache.device_snapshot(ref) for ref in taken}
         self._queue_moves()
         for source, target in copies:
             self.device.copy_page(source, target)
         if not live.started and not live.lease.row_comes:
-            self.device.start_row(live.lease.row, self.cache.start_cell(live.lease))
+            self.device.start_row(live.lease.row, self.cache.start_snapshot(live.lease))
         live.started = True
-        self.device.forward(live.lease.row, live.lease.table.array(end).tolist(), live.tokens[:end], live.position, cells)
+        self.device.forward(live.lease.row, live.lease.table.array(end).tolist(), live.tokens[:end], live.position, snapshots)
         live.position = end
         live.saves += taken
         return taken
@@ -282,7 +282,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
     # -- what must hold -------------------------------------------------------------------------------------------------------
     def _expect_match(self, tokens: Prefix) -> None:
-        """What `match` promises stands in the pages and the cell."""
+        """What `match` promises stands in the pages and the snapshot."""
         resume = self.cache.match(tokens, self.now)
         assert 0 <= resume.position <= resume.matched_tokens <= len(tokens)
         assert resume.snapshot is not None or resume.position == 0 or not self.hybrid
@@ -293,11 +293,11 @@ class MemoryMachine(RuleBasedStateMachine):
             return
         self._queue_moves()
         row, pages, known = lease.row, lease.table.array(lease.start).tolist(), tokens[: resume.position]
-        cell = None if resume.snapshot is None or lease.row_comes else self.cache.device_cell(resume.snapshot)
+        snapshot_id = None if resume.snapshot is None or lease.row_comes else self.cache.device_snapshot(resume.snapshot)
 
         def look() -> None:
             if resume.snapshot is not None:
-                state = self.device.rows[row] if cell is None else self.device.cells[cell]
+                state = self.device.rows[row] if snapshot_id is None else self.device.snapshots[snapshot_id]
                 assert state == known, "the state of other tokens"
             self.device.expect_known(pages, known)
 
@@ -310,7 +310,7 @@ class MemoryMachine(RuleBasedStateMachine):
             return 0
         pool, tree = self.cache._pool, self.cache._tree
         own = tree.walk(token_array(tokens)).pages(resume.position, self.device.page_tokens)
-        others = set(tree.claims_on_path(tree.node_of_cell(resume.snapshot.cell))) - set(own)
+        others = set(tree.claims_on_path(tree.node_of_snapshot(resume.snapshot.snapshot_id))) - set(own)
         return sum(not pool.is_held(page) and not pool.on_host(page) for page in others)
 
     def _expect_stale(self, ref: SnapshotRef) -> None:

@@ -1,4 +1,4 @@
-"""`check()` finds every kind of lost or double-counted page, cell, seat and node: a check that cannot fail proves nothing."""
+"""`check()` finds every kind of lost or double-counted page, snapshot, slot and node: a check that cannot fail proves nothing."""
 
 from collections.abc import Callable
 
@@ -25,24 +25,24 @@ DAMAGES: dict[str, Damage] = {
     "claim not sealed": lambda cache, run: cache._pool._sealed_rows.__setitem__(some_leaf(cache).pages[-1], 0),
     "free page sealed": lambda cache, run: cache._pool.seal(cache._pool._free[0], 1),
     "writer left": lambda cache, run: cache._pool._writer.__setitem__(run.lease.table.pages[0], 999),
-    "seat lost": lambda cache, run: cache._rows.take(),
-    "seat free twice": lambda cache, run: cache._rows._free.append(cache._rows._free[0]),
+    "slot lost": lambda cache, run: cache._rows.take(),
+    "slot free twice": lambda cache, run: cache._rows._free.append(cache._rows._free[0]),
     "lease forgotten": lambda cache, run: cache._leases.clear(),
-    "cell reserved by nobody": lambda cache, run: cache._ring.reserve(3),
-    "cell free twice": lambda cache, run: cache._ring._free.append(cache._ring._free[0]),
-    "published cell not in the tree": lambda cache, run: cache._ring.give_up(cache._ring.ref(some_leaf(cache).cell)),
-    "free cell pinned": lambda cache, run: cache._ring._pins.__setitem__(cache._ring._free[0], 1),
+    "snapshot reserved by nobody": lambda cache, run: cache._ring.reserve(3),
+    "snapshot free twice": lambda cache, run: cache._ring._free.append(cache._ring._free[0]),
+    "published snapshot not in the tree": lambda cache, run: cache._ring.give_up(cache._ring.ref(some_leaf(cache).snapshot_id)),
+    "free snapshot pinned": lambda cache, run: cache._ring._pins.__setitem__(cache._ring._free[0], 1),
     "reservation forgotten": lambda cache, run: run.lease.reserved.clear(),
     "leaf unlisted": lambda cache, run: cache._tree.leaves.pop(),
-    "leaf without snapshot": lambda cache, run: setattr(some_leaf(cache), "cell", None),
+    "leaf without snapshot": lambda cache, run: setattr(some_leaf(cache), "snapshot_id", None),
     "edge cut": lambda cache, run: setattr(some_leaf(cache), "tokens", some_leaf(cache).tokens[:1]),
     "page dropped from an edge": lambda cache, run: some_leaf(cache).pages.pop(),
     "place free twice": lambda cache, run: cache._pool._tiers._free_device.append(cache._pool._tiers._free_device[0]),
     "place lost": lambda cache, run: cache._ring._tiers._free_device.pop(),
     "place of the host lost": lambda cache, run: cache._pool._tiers._free_host.pop(),
-    "cell of the host lost": lambda cache, run: cache._ring._tiers._free_host.pop(),
+    "snapshot of the host lost": lambda cache, run: cache._ring._tiers._free_host.pop(),
     "page stands elsewhere": lambda cache, run: cache._pool._tiers.places.__setitem__(run.lease.table.pages[0], -1),
-    "cell stands nowhere": lambda cache, run: cache._ring._tiers.remove(some_leaf(cache).cell),
+    "snapshot stands nowhere": lambda cache, run: cache._ring._tiers.remove(some_leaf(cache).snapshot_id),
     "more on the device than there is": lambda cache, run: setattr(some_leaf(cache), "resident", 99),
     "node out of place": lambda cache, run: setattr(some_leaf(cache), "start", some_leaf(cache).start + 4),
 }
@@ -51,7 +51,7 @@ DAMAGES: dict[str, Damage] = {
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 def test_damage_is_found(damage: Damage) -> None:
     """One number changed behind the cache's back fails the check."""
-    cache = SequenceCache(small_plan(pages=32, rows=4, cells=12, host_pages=8, host_cells=4))
+    cache = SequenceCache(small_plan(pages=32, rows=4, snapshots=12, host_pages=8, host_snapshots=4))
     device = Device(cache.plan)
     converse(cache, device, range(100, 120), captures=[7])
     converse(cache, device, [*range(100, 113), *range(50, 60)], captures=[13])
@@ -74,7 +74,7 @@ def test_misuse_is_caught_at_once() -> None:
         cache.close(lease, (1, 2, 3), 4, 0.0)
     cache.started(lease)
     with pytest.raises(AssertionError, match="started already"):
-        cache.start_cell(lease)
+        cache.start_snapshot(lease)
     cache.close(lease, (1, 2, 3), 3, 0.0)
     for use in (
         lambda: cache.close(lease, (1, 2, 3), 3, 0.0),

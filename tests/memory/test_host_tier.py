@@ -13,7 +13,7 @@ def text(start: int, length: int) -> tuple[int, ...]:
 
 
 def two_tiers(**sizes: int) -> tuple[SequenceCache, Device]:
-    cache = SequenceCache(small_plan(**{"pages": 8, "rows": 2, "cells": 2, "host_pages": 16, "host_cells": 6, **sizes}))
+    cache = SequenceCache(small_plan(**{"pages": 8, "rows": 2, "snapshots": 2, "host_pages": 16, "host_snapshots": 6, **sizes}))
     return cache, Device(cache.plan)
 
 
@@ -59,7 +59,7 @@ def test_only_as_many_pages_leave_as_are_needed_and_from_the_end() -> None:
 
 def test_the_host_gives_up_what_is_worth_least() -> None:
     """When both tiers are full, the text that has not been used for longest is gone for good, and only that one."""
-    cache, device = two_tiers(pages=8, host_pages=8, host_cells=4)
+    cache, device = two_tiers(pages=8, host_pages=8, host_snapshots=4)
     texts = [text(number, 15) for number in range(1, 6)]  # 4 pages each: two on the device, two on the host
     for number, tokens in enumerate(texts):
         converse(cache, device, tokens, now=100.0 * number)
@@ -70,12 +70,12 @@ def test_the_host_gives_up_what_is_worth_least() -> None:
 
 
 def test_a_snapshot_is_lost_only_where_it_is_worth_less() -> None:
-    """Cells full in both tiers: a capture that would cost a more valuable snapshot is skipped, and nothing moves."""
-    cache, device = two_tiers(pages=40, host_pages=40, cells=1, host_cells=1)
+    """Snapshots full in both tiers: a capture that would cost a more valuable snapshot is skipped, and nothing moves."""
+    cache, device = two_tiers(pages=40, host_pages=40, snapshots=1, host_snapshots=1)
     converse(cache, device, text(1, 60))
     converse(cache, device, text(2, 60))
     stats = cache.stats()
-    assert (stats.free_cells, stats.free_host_cells) == (0, 0)
+    assert (stats.free_snapshots, stats.free_host_snapshots) == (0, 0)
     run = Run(cache, device, text(3, 4), 0.0)
     assert run.write(4, captures=[4])
     run.close()
@@ -84,9 +84,9 @@ def test_a_snapshot_is_lost_only_where_it_is_worth_less() -> None:
     assert cache.take_moves()[1] == ()
 
 
-def test_reserved_and_pinned_cells_stay() -> None:
-    """What a step writes, or somebody waits for, is not moved; without any other there is no cell."""
-    cache, device = two_tiers(pages=40, cells=2)
+def test_reserved_and_pinned_snapshots_stay() -> None:
+    """What a step writes, or somebody waits for, is not moved; without any other there is no snapshot."""
+    cache, device = two_tiers(pages=40, snapshots=2)
     converse(cache, device, text(1, 8))
     assert cache.pin_at(text(1, 8), 8) is not None
     run = Run(cache, device, text(2, 9))
@@ -113,7 +113,7 @@ def test_a_lease_is_ready_when_its_moves_are_over() -> None:
     assert twin is not None
     assert not cache.ready(lease)
     with pytest.raises(AssertionError, match="before its memory has arrived"):
-        cache.start_cell(lease)
+        cache.start_snapshot(lease)
     again, moves = cache.take_moves()
     assert again == before
     assert kinds(moves).count(MoveKind.PAGE_IN) == 4
@@ -129,7 +129,7 @@ def test_a_lease_is_ready_when_its_moves_are_over() -> None:
 
 
 def test_no_room_for_what_has_to_come() -> None:
-    """Others hold the device: `open` gives no seat and changes nothing that can be matched or counted."""
+    """Others hold the device: `open` gives no slot and changes nothing that can be matched or counted."""
     cache, device = two_tiers()
     converse(cache, device, text(1, 14))
     run = Run(cache, device, text(2, 27), 1.0)
@@ -166,7 +166,7 @@ def test_pinned_pages_on_the_host_need_room_too() -> None:
 
 def test_a_poisoned_sequence_is_not_matched_on_the_host_either() -> None:
     """What it published has moved to the host meanwhile: the reference is still good, and the snapshot is gone."""
-    cache, device = two_tiers(pages=40, cells=1)
+    cache, device = two_tiers(pages=40, snapshots=1)
     run = Run(cache, device, text(1, 20))
     assert run.write(8, captures=[8])
     assert run.write(12, captures=[12])

@@ -81,7 +81,7 @@ def test_system_end_before_early_messages_and_sparse() -> None:
 
 
 def test_attention_only_wants_ends_and_joins() -> None:
-    """A model that resumes anywhere needs a cell only for a hidden row."""
+    """A model that resumes anywhere needs a snapshot only for a hidden row."""
     wanted = plan_captures(1000, 0, [system(10), message(500)], 700, [600], 16, hybrid=False)
     assert [capture.position for capture in wanted] == [600, 1000]
 
@@ -147,7 +147,7 @@ def evaluate(cache: SequenceCache, tokens: list[int], boundaries: list[Boundary]
 
 def test_scenario_21() -> None:
     """One message of 12,000 fixed and 500 changing tokens: all, then at most twice the tail, then exactly the tail."""
-    cache = SequenceCache(small_plan(pages=2000, rows=1, cells=64, page_tokens=32))
+    cache = SequenceCache(small_plan(pages=2000, rows=1, snapshots=64, page_tokens=32))
     fixed, closing = list(range(12_000)), [90_000, 90_001, 90_002]
     prompts = [fixed + list(range(20_000 * run, 20_000 * run + 500)) + closing for run in (1, 2, 3)]
     tail = 500 + len(closing)
@@ -160,7 +160,7 @@ def test_scenario_21() -> None:
 
 def test_tool_loop_grows_linearly() -> None:
     """Scenario 14 without answers: each of 20 turns evaluates only what is new and the answer's role header."""
-    cache = SequenceCache(small_plan(pages=500, rows=1, cells=64, page_tokens=16))
+    cache = SequenceCache(small_plan(pages=500, rows=1, snapshots=64, page_tokens=16))
     header = [7, 8, 9]
     prompt: list[int] = list(range(100, 180))
     starts = [80]

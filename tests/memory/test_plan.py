@@ -48,7 +48,7 @@ def test_parts_tile_a_page_and_a_state() -> None:
 
 
 def test_budgets_are_kept() -> None:
-    """Whole pages and cells within the budgets; one more of either would not fit."""
+    """Whole pages and snapshots within the budgets; one more of either would not fit."""
     plan = plan_memory(NEXT, kv_bytes=10**9, snapshot_bytes=10**9, num_rows=4, context_tokens=8192)
     assert plan.kv_bytes <= 10**9 < plan.kv_bytes + NEXT.page_bytes
     assert plan.snapshot_bytes <= 10**9 < plan.snapshot_bytes + NEXT.state_bytes
@@ -61,7 +61,7 @@ def test_budgets_are_kept() -> None:
     [
         (8 * NEXT.page_bytes - 1, 10**9, 4, "give at least 6MiB"),
         (10**9, 4 * NEXT.state_bytes - 1, 4, f"give at least {4 * NEXT.state_bytes // 2**10}KiB"),
-        (10**9, 10**9, 0, "max_seats is 0"),
+        (10**9, 10**9, 0, "max_slots is 0"),
     ],
 )
 def test_budgets_that_cannot_work(kv_bytes: int, snapshot_bytes: int, num_rows: int, named: str) -> None:

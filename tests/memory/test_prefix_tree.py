@@ -11,29 +11,29 @@ from svc.memory.snapshot_ring import SnapshotRing
 class Planted:
     """A tree of 4-row pages whose texts are inserted from pages that nobody holds any more afterwards."""
 
-    def __init__(self, *, hybrid: bool = True, num_pages: int = 1000, num_cells: int = 300) -> None:
+    def __init__(self, *, hybrid: bool = True, num_pages: int = 1000, num_snapshots: int = 300) -> None:
         self.pool = PagePool(num_pages, 4)
-        self.ring = SnapshotRing(num_cells)
+        self.ring = SnapshotRing(num_snapshots)
         self.tree = PrefixTree(self.pool, self.ring, hybrid=hybrid)
 
     def plant(self, tokens: list[int], now: float = 0.0) -> tuple[list[int], int]:
-        """Makes a text known with a snapshot at its end; returns the pages offered for it, and the cell."""
+        """Makes a text known with a snapshot at its end; returns the pages offered for it, and the snapshot."""
         pages = [self.pool.allocate(writer=1) for _ in range(self.pool.pages_for(len(tokens)))]
         ref = self.ring.reserve(len(tokens))
         assert ref is not None
         self.ring.mark_written(ref)
-        self.tree.attach(self.tree.insert(token_array(tokens), pages, now), ref.cell, now)
+        self.tree.attach(self.tree.insert(token_array(tokens), pages, now), ref.snapshot_id, now)
         self.ring.mark_published(ref)
         self.pool.release(pages)
-        return pages, ref.cell
+        return pages, ref.snapshot_id
 
     def pages(self, tokens: list[int]) -> list[int]:
         return self.tree.walk(token_array(tokens)).pages(len(tokens), 4)
 
     def check(self) -> None:
-        claims, cells = self.tree.check()
+        claims, snapshots = self.tree.check()
         self.pool.check([], claims)
-        self.ring.check(cells, {})
+        self.ring.check(snapshots, {})
 
 
 def test_deepest_node_provides_a_page() -> None:
@@ -51,10 +51,10 @@ def test_deepest_node_provides_a_page() -> None:
 def test_common_part_survives_either_branch() -> None:
     """When one branch goes, the other keeps all its pages, and the tile they shared belongs to it alone."""
     planted = Planted()
-    _, first_cell = planted.plant([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    _, first_snapshot = planted.plant([1, 2, 3, 4, 5, 6, 7, 8, 9])
     two, _ = planted.plant([1, 2, 3, 4, 5, 6, 70, 80, 90])
     before = planted.pages([1, 2, 3, 4, 5, 6, 70, 80, 90])
-    planted.ring.give_up(planted.ring.ref(planted.tree.detach(planted.tree.node_of_cell(first_cell))))
+    planted.ring.give_up(planted.ring.ref(planted.tree.detach(planted.tree.node_of_snapshot(first_snapshot))))
     assert planted.pages([1, 2, 3, 4, 5, 6, 70, 80, 90]) == before
     assert planted.pages([1, 2, 3, 4, 5, 6]) == [before[0], two[1]]
     assert planted.pool.num_free == 1000 - 3
@@ -66,11 +66,11 @@ def test_snapshot_in_mid_edge_claims_nothing_new() -> None:
     """A snapshot at a known position only cuts the edge there; dropping it makes the edge whole again."""
     planted = Planted()
     pages, _ = planted.plant(list(range(11)))
-    _, cell = planted.plant(list(range(6)))
+    _, snapshot_id = planted.plant(list(range(6)))
     assert planted.pages(list(range(11))) == pages
     assert [node.end for node in planted.tree.walk(token_array(range(11))).path] == [6, 11]
     planted.check()
-    planted.ring.give_up(planted.ring.ref(planted.tree.detach(planted.tree.node_of_cell(cell))))
+    planted.ring.give_up(planted.ring.ref(planted.tree.detach(planted.tree.node_of_snapshot(snapshot_id))))
     assert [node.end for node in planted.tree.walk(token_array(range(11))).path] == [11]
     planted.check()
 
@@ -81,7 +81,7 @@ def test_shallower_snapshot() -> None:
     _, top = planted.plant([1, 2, 3])
     _, left = planted.plant([1, 2, 3, 4, 5, 6, 7])
     _, right = planted.plant([1, 2, 3, 4, 5, 60, 70])
-    shallower = [planted.tree.shallower_snapshot(planted.tree.node_of_cell(cell)) for cell in (top, left, right)]
+    shallower = [planted.tree.shallower_snapshot(planted.tree.node_of_snapshot(snapshot_id)) for snapshot_id in (top, left, right)]
     assert shallower == [0, 3, 3]
 
 

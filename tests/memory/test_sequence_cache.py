@@ -1,4 +1,4 @@
-"""The facade by hand: what a scheduler sees, on a device that remembers which tokens stand behind every row and cell."""
+"""The facade by hand: what a scheduler sees, on a device that remembers which tokens stand behind every row and snapshot."""
 
 from collections.abc import Iterator
 
@@ -10,8 +10,8 @@ from tests.memory.device_model import Device, Run, converse, small_plan
 
 @pytest.fixture
 def cache() -> Iterator[SequenceCache]:
-    """Hybrid, 32 pages of 4 rows, 4 seats, 12 cells; checked after the test."""
-    made = SequenceCache(small_plan(pages=32, rows=4, cells=12))
+    """Hybrid, 32 pages of 4 rows, 4 slots, 12 snapshots; checked after the test."""
+    made = SequenceCache(small_plan(pages=32, rows=4, snapshots=12))
     yield made
     made.check()
 
@@ -24,7 +24,7 @@ def device(cache: SequenceCache) -> Device:
 @pytest.fixture
 def attention() -> Iterator[SequenceCache]:
     """The same for an attention-only model."""
-    made = SequenceCache(small_plan(pages=32, rows=4, cells=12, hybrid=False))
+    made = SequenceCache(small_plan(pages=32, rows=4, snapshots=12, hybrid=False))
     yield made
     made.check()
 
@@ -40,13 +40,13 @@ def test_nothing_is_known_at_first(cache: SequenceCache) -> None:
     assert cache.match(text(1, 9), 0.0) == COLD
     lease = cache.open(text(1, 9), COLD, 0.0)
     assert lease is not None
-    assert cache.start_cell(lease) is None
+    assert cache.start_snapshot(lease) is None
     assert (lease.start, lease.table.pages) == (0, [])
     cache.close(lease, text(1, 9), 0, 0.0)
 
 
 def test_identical_prompt_needs_no_token(cache: SequenceCache, device: Device) -> None:
-    """Scenarios 1 and 3: the same prompt again and again resumes at its end, from a cell with exactly its state."""
+    """Scenarios 1 and 3: the same prompt again and again resumes at its end, from a snapshot with exactly its state."""
     prompt = text(1, 10)
     assert converse(cache, device, prompt).position == 0
     for _ in range(3):
@@ -209,7 +209,7 @@ def test_nothing_is_copied_for_a_full_page(cache: SequenceCache, device: Device)
 
 # -- publishing ---------------------------------------------------------------------------------------------------------------
 def test_only_published_is_matched(cache: SequenceCache, device: Device) -> None:
-    """A reserved cell is not matched, an abandoned one neither; the path is unknown until the publication."""
+    """A reserved snapshot is not matched, an abandoned one neither; the path is unknown until the publication."""
     prompt = text(1, 8)
     run = Run(cache, device, prompt)
     assert cache.extend(run.lease, 8, 0.0)
@@ -226,7 +226,7 @@ def test_only_published_is_matched(cache: SequenceCache, device: Device) -> None
 
 
 def test_same_prefix_published_twice(cache: SequenceCache, device: Device) -> None:
-    """Two cold runs of one prompt leave one snapshot and one set of pages; the second cell goes back."""
+    """Two cold runs of one prompt leave one snapshot and one set of pages; the second snapshot goes back."""
     prompt = text(1, 10)
     one = Run(cache, device, prompt)
     two = Run(cache, device, prompt)
@@ -239,7 +239,7 @@ def test_same_prefix_published_twice(cache: SequenceCache, device: Device) -> No
         cache.publish(ref, prompt, run.lease, 0.0)
         cache.close(run.lease, prompt, 10, 0.0)
     stats = cache.stats()
-    assert (stats.published_cells, stats.free_cells, stats.cached_pages) == (1, 11, 3)
+    assert (stats.published_snapshots, stats.free_snapshots, stats.cached_pages) == (1, 11, 3)
     assert stats.counters.num_duplicates == 1
     resume = cache.match(prompt, 0.0)
     assert resume.snapshot == refs[0]
@@ -263,12 +263,12 @@ def test_duplicate_that_joiners_wait_for_stays(cache: SequenceCache) -> None:
         cache.publish(ref, prompt, lease, 0.0)
         cache.close(lease, prompt, 10, 0.0)
     assert cache.match(prompt, 0.0).snapshot == second
-    assert cache.stats().published_cells == 1
+    assert cache.stats().published_snapshots == 1
     cache.unpin(second)
 
 
 def test_close_gives_back_what_was_reserved(cache: SequenceCache) -> None:
-    """Seat, pages and unpublished cells come back; publishing afterwards is an error, not a wrong state."""
+    """Slot, pages and unpublished snapshots come back; publishing afterwards is an error, not a wrong state."""
     prompt = text(1, 10)
     lease = cache.open(prompt, COLD, 0.0)
     assert lease is not None
@@ -276,7 +276,7 @@ def test_close_gives_back_what_was_reserved(cache: SequenceCache) -> None:
     refs = [cache.reserve(lease, prompt, position, 0.0) for position in (4, 10)]
     cache.close(lease, prompt, 10, 0.0)
     stats = cache.stats()
-    assert (stats.free_pages, stats.free_rows, stats.free_cells) == (32, 4, 12)
+    assert (stats.free_pages, stats.free_rows, stats.free_snapshots) == (32, 4, 12)
     for ref in refs:
         assert ref is not None
         with pytest.raises(StaleSnapshotError):
@@ -284,7 +284,7 @@ def test_close_gives_back_what_was_reserved(cache: SequenceCache) -> None:
 
 
 def test_stale_references_are_errors(cache: SequenceCache, device: Device) -> None:
-    """A reference outlives its cell's filling by no use at all: pin, unpin, abandon, publish and open refuse it."""
+    """A reference outlives its snapshot's filling by no use at all: pin, unpin, abandon, publish and open refuse it."""
     prompt = text(1, 8)
     run = Run(cache, device, prompt)
     assert cache.extend(run.lease, 8, 0.0)
@@ -293,7 +293,7 @@ def test_stale_references_are_errors(cache: SequenceCache, device: Device) -> No
     cache.abandon(old)
     new = cache.reserve(run.lease, prompt, 8, 0.0)
     assert new is not None
-    assert (new.cell, new.generation > old.generation) == (old.cell, True)
+    assert (new.snapshot_id, new.generation > old.generation) == (old.snapshot_id, True)
     for use in (cache.pin, cache.unpin, cache.abandon, cache.position):
         with pytest.raises(StaleSnapshotError):
             use(old)
@@ -304,7 +304,7 @@ def test_stale_references_are_errors(cache: SequenceCache, device: Device) -> No
 
 
 def test_publishing_for_another_lease_is_an_error(cache: SequenceCache) -> None:
-    """A cell belongs to the lease that reserved it until it is published, and is published once."""
+    """A snapshot belongs to the lease that reserved it until it is published, and is published once."""
     prompt = text(1, 8)
     mine, other = cache.open(prompt, COLD, 0.0), cache.open(prompt, COLD, 0.0)
     assert mine is not None
@@ -324,7 +324,7 @@ def test_publishing_for_another_lease_is_an_error(cache: SequenceCache) -> None:
 
 
 def test_stale_resume_point_is_an_error(cache: SequenceCache, device: Device) -> None:
-    """`open` refuses a resume point whose snapshot went away after `match`, and takes no seat for it."""
+    """`open` refuses a resume point whose snapshot went away after `match`, and takes no slot for it."""
     prompt = text(1, 8)
     converse(cache, device, prompt)
     resume = cache.match(prompt, 0.0)
@@ -337,8 +337,8 @@ def test_stale_resume_point_is_an_error(cache: SequenceCache, device: Device) ->
     assert cache.stats().free_rows == 4
 
 
-def test_no_seat(cache: SequenceCache, device: Device) -> None:
-    """Without a free seat `open` changes nothing, pins and page counts included."""
+def test_no_slot(cache: SequenceCache, device: Device) -> None:
+    """Without a free slot `open` changes nothing, pins and page counts included."""
     prompt = text(1, 8)
     converse(cache, device, prompt)
     leases = [cache.open(text(2, 3), COLD, 0.0) for _ in range(4)]
@@ -352,14 +352,14 @@ def test_no_seat(cache: SequenceCache, device: Device) -> None:
 
 # -- pins ---------------------------------------------------------------------------------------------------------------------
 def test_joiners_pin_keeps_a_snapshot(cache: SequenceCache, device: Device) -> None:
-    """A capture pinned before it exists survives, once published, every demand for cells and pages."""
+    """A capture pinned before it exists survives, once published, every demand for snapshots and pages."""
     prompt = text(1, 10)
     leader = Run(cache, device, prompt)
     assert cache.extend(leader.lease, 10, 0.0)
     ref = cache.reserve(leader.lease, prompt, 10, 0.0)
     assert ref is not None
     cache.pin(ref)
-    device.forward(leader.lease.row, leader.lease.table.array(10).tolist(), prompt, 0, {10: ref.cell})
+    device.forward(leader.lease.row, leader.lease.table.array(10).tolist(), prompt, 0, {10: ref.snapshot_id})
     device.run()
     cache.publish(ref, prompt, leader.lease, 0.0)
     cache.close(leader.lease, prompt, 10, 0.0)
@@ -389,13 +389,13 @@ def test_leader_fails_under_a_pin(cache: SequenceCache, how: str) -> None:
         cache.abandon(ref)
     cache.close(lease, prompt, 10, 0.0)
     assert cache.match(prompt, 0.0) == COLD
-    assert (cache.stats().stranded_cells, cache.stats().free_cells) == (1, 11)
+    assert (cache.stats().stranded_snapshots, cache.stats().free_snapshots) == (1, 11)
     with pytest.raises(StaleSnapshotError):
         cache.pin(ref)
     cache.unpin(ref)
     cache.check()
     cache.unpin(ref)
-    assert (cache.stats().stranded_cells, cache.stats().free_cells) == (0, 12)
+    assert (cache.stats().stranded_snapshots, cache.stats().free_snapshots) == (0, 12)
 
 
 def test_pin_at(cache: SequenceCache, device: Device) -> None:
@@ -406,23 +406,23 @@ def test_pin_at(cache: SequenceCache, device: Device) -> None:
     assert cache.pin_at(text(2, 10), 6) is None
     ref = cache.pin_at(prompt, 6)
     assert ref is not None
-    assert (cache.position(ref), cache.stats().pinned_cells) == (6, 1)
+    assert (cache.position(ref), cache.stats().pinned_snapshots) == (6, 1)
     cache.unpin(ref)
-    assert cache.stats().pinned_cells == 0
+    assert cache.stats().pinned_snapshots == 0
 
 
 def test_restored_snapshot_is_kept_until_started(cache: SequenceCache, device: Device) -> None:
-    """Between `open` and `started` the cell to be restored cannot be taken for anything else; afterwards it can."""
+    """Between `open` and `started` the snapshot to be restored cannot be taken for anything else; afterwards it can."""
     prompt = text(1, 6)
     converse(cache, device, prompt)
     run = Run(cache, device, prompt)
     cache.clear()
     stats = cache.stats()
-    assert (stats.stranded_cells, stats.free_cells) == (1, 11)
+    assert (stats.stranded_snapshots, stats.free_snapshots) == (1, 11)
     device.run()
     assert device.rows[run.lease.row] == prompt
     cache.started(run.lease)
-    assert cache.stats().free_cells == 12
+    assert cache.stats().free_snapshots == 12
     run.close()
 
 
@@ -467,25 +467,25 @@ def test_last_cached_page_is_found_above_a_live_leaf(cache: SequenceCache, devic
     copier.close()
 
 
-def test_page_pressure_frees_the_stranded_cell_first(cache: SequenceCache, device: Device) -> None:
-    """When a path loses its pages, its cell is the next one taken: no snapshot that still has its pages goes."""
+def test_page_pressure_frees_the_stranded_snapshot_first(cache: SequenceCache, device: Device) -> None:
+    """When a path loses its pages, its snapshot is the next one taken: no snapshot that still has its pages goes."""
     for number in range(1, 5):
         converse(cache, device, text(number, 24), captures=[8, 16], now=float(number))
-    assert cache.stats().free_cells == 0
+    assert cache.stats().free_snapshots == 0
     run = Run(cache, device, text(9, 40), now=100.0)
     assert cache.extend(run.lease, 40, 100.0)  # 24 of 32 pages are cached, so at least one leaf goes
-    freed = cache.stats().free_cells
+    freed = cache.stats().free_snapshots
     assert freed > 0
     evicted = cache.stats().counters.num_evicted_snapshots
     assert cache.reserve(run.lease, run.tokens, 40, 100.0) is not None
-    assert cache.stats().free_cells == freed - 1
+    assert cache.stats().free_snapshots == freed - 1
     assert cache.stats().counters.num_evicted_snapshots == evicted
     run.close()
 
 
 def test_cheapest_snapshot_gives_way(device: Device) -> None:
-    """With equal ages the cell that saves least goes: the one 2 tokens behind its neighbour, not the one 14 tokens behind."""
-    cache = SequenceCache(small_plan(pages=32, rows=2, cells=3))
+    """With equal ages the snapshot that saves least goes: the one 2 tokens behind its neighbour, not the one 14 tokens behind."""
+    cache = SequenceCache(small_plan(pages=32, rows=2, snapshots=3))
     converse(cache, device, text(1, 30), captures=[14, 16])
     converse(cache, device, text(2, 20))
     assert [cache.match(text(1, length), 0.0).position for length in (14, 16, 30)] == [14, 14, 30]
@@ -495,7 +495,7 @@ def test_cheapest_snapshot_gives_way(device: Device) -> None:
 
 def test_old_snapshot_gives_way(device: Device) -> None:
     """With equal savings the one not used for longest goes, and being resumed from counts as use."""
-    cache = SequenceCache(small_plan(pages=32, rows=2, cells=3))
+    cache = SequenceCache(small_plan(pages=32, rows=2, snapshots=3))
     for number in (1, 2, 3):
         converse(cache, device, text(number, 12), now=float(number))
     converse(cache, device, text(1, 12), now=500.0)
@@ -505,8 +505,8 @@ def test_old_snapshot_gives_way(device: Device) -> None:
 
 
 def test_worthless_capture_is_skipped(device: Device) -> None:
-    """A capture that would save less than every snapshot kept gets no cell; nothing is evicted for it."""
-    cache = SequenceCache(small_plan(pages=32, rows=2, cells=2))
+    """A capture that would save less than every snapshot kept gets no snapshot; nothing is evicted for it."""
+    cache = SequenceCache(small_plan(pages=32, rows=2, snapshots=2))
     converse(cache, device, text(1, 60), captures=[30])
     run = Run(cache, device, text(2, 3))
     assert cache.extend(run.lease, 3, 0.0)
@@ -519,7 +519,7 @@ def test_worthless_capture_is_skipped(device: Device) -> None:
 
 def test_neighbouring_captures_of_one_prompt_count_once(device: Device) -> None:
     """A capture is weighed against the lease's own captures before it too: one token more is not worth 8 of another text."""
-    cache = SequenceCache(small_plan(pages=32, rows=2, cells=2))
+    cache = SequenceCache(small_plan(pages=32, rows=2, snapshots=2))
     converse(cache, device, text(1, 8))
     converse(cache, device, text(2, 8))
     run = Run(cache, device, text(3, 40))
@@ -544,8 +544,8 @@ def test_claims_of_live_sequences_go_last(cache: SequenceCache, device: Device) 
 
 
 def test_budget_is_never_exceeded() -> None:
-    """Every page, row and cell number handed out lies within the plan, under constant pressure on all three."""
-    plan = small_plan(pages=12, rows=2, cells=3)
+    """Every page, row and snapshot number handed out lies within the plan, under constant pressure on all three."""
+    plan = small_plan(pages=12, rows=2, snapshots=3)
     cache, device = SequenceCache(plan), Device(plan)
     for number in range(60):
         run = Run(cache, device, text(number % 7, 30), now=float(number))
@@ -554,17 +554,17 @@ def test_budget_is_never_exceeded() -> None:
         stats = cache.stats()
         assert set(run.lease.table.pages) <= set(range(12))
         assert 0 <= run.lease.row < 2
-        assert stats.published_cells + stats.reserved_cells + stats.stranded_cells + stats.free_cells == 3
+        assert stats.published_snapshots + stats.reserved_snapshots + stats.stranded_snapshots + stats.free_snapshots == 3
         run.close(now=float(number))
         cache.check()
 
 
 def test_dropped_snapshot_gives_up_its_pages(device: Device) -> None:
     """Hybrid: when the last snapshot that needs a stretch of pages goes, so do the claims on them."""
-    cache = SequenceCache(small_plan(pages=32, rows=2, cells=2))
+    cache = SequenceCache(small_plan(pages=32, rows=2, snapshots=2))
     converse(cache, device, text(1, 12), captures=[8], now=0.0)
     assert cache.stats().cached_pages == 3
-    converse(cache, device, text(2, 20), now=1000.0)  # takes the cell at 12, the cheaper of the two
+    converse(cache, device, text(2, 20), now=1000.0)  # takes the snapshot at 12, the cheaper of the two
     assert cache.match(text(1, 12), 1000.0).position == 8
     assert cache.stats().cached_pages == 2 + 5
     cache.check()
@@ -604,7 +604,7 @@ def test_attention_only_trims_the_tail(attention: SequenceCache) -> None:
     run = Run(attention, device, text(2, 40), now=1.0)
     assert run.write(40, now=1.0)  # 10 pages: 3 must come from the tail
     assert attention.match(text(1, 100), 1.0) == ResumePoint(position=88, snapshot=None, matched_tokens=88)
-    assert attention.stats().published_cells == 0
+    assert attention.stats().published_snapshots == 0
     run.close()
 
 
@@ -620,8 +620,8 @@ def test_untrusted_values_are_not_kept(attention: SequenceCache) -> None:
 
 # -- cost, counted ------------------------------------------------------------------------------------------------------------
 def test_decoding_looks_at_nothing_while_pages_are_free() -> None:
-    """One page more for a decoding sequence costs no look at any leaf or cell, however much is cached."""
-    cache = SequenceCache(small_plan(pages=20_000, rows=2, cells=2_000, page_tokens=16))
+    """One page more for a decoding sequence costs no look at any leaf or snapshot, however much is cached."""
+    cache = SequenceCache(small_plan(pages=20_000, rows=2, snapshots=2_000, page_tokens=16))
     _fill(cache, num_texts=1_000, length=40)
     lease = cache.open((1,), COLD, 0.0)
     assert lease is not None
@@ -633,10 +633,10 @@ def test_decoding_looks_at_nothing_while_pages_are_free() -> None:
 
 
 def test_eviction_looks_at_few() -> None:
-    """With thousands of cells and leaves, one capture or one page more looks at no more than 64 of them."""
-    cache = SequenceCache(small_plan(pages=6_000, rows=2, cells=2_000, page_tokens=16))
+    """With thousands of snapshots and leaves, one capture or one page more looks at no more than 64 of them."""
+    cache = SequenceCache(small_plan(pages=6_000, rows=2, snapshots=2_000, page_tokens=16))
     _fill(cache, num_texts=2_000, length=48)
-    assert (cache.stats().free_pages, cache.stats().free_cells) == (0, 0)
+    assert (cache.stats().free_pages, cache.stats().free_snapshots) == (0, 0)
     tokens = range(10**6, 10**6 + 4_000)
     lease = cache.open(tokens, COLD, 1_000.0)
     assert lease is not None

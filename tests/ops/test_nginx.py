@@ -114,14 +114,14 @@ async def _both(tmp_path: Path, *flags: str, **directives: str) -> AsyncIterator
                 yield server, client
 
 
-async def _until_seated(server: Server) -> None:
+async def _until_admitted(server: Server) -> None:
     while True:
         if await server.metric("num_requests_running") == 1:
             return
         await asyncio.sleep(0.01)  # another process: there is nothing to wait on
 
 
-async def test_client_that_leaves_a_stream_frees_its_seat(tmp_path: Path) -> None:
+async def test_client_that_leaves_a_stream_frees_its_slot(tmp_path: Path) -> None:
     """The first token arrives long before the answer has its length; closing the connection to nginx ends the answer."""
     async with _both(tmp_path, "--ctx", "8192") as (server, client):
         async with client.post("/v1/completions", json={**ENDLESS, "stream": True}) as response:
@@ -131,11 +131,11 @@ async def test_client_that_leaves_a_stream_frees_its_seat(tmp_path: Path) -> Non
         assert 1 <= await server.metric("generation_tokens_total") < ENDLESS["max_tokens"]
 
 
-async def test_client_that_leaves_a_silent_answer_frees_its_seat(tmp_path: Path) -> None:
+async def test_client_that_leaves_a_silent_answer_frees_its_slot(tmp_path: Path) -> None:
     """Not streamed: nothing has been sent yet when the client goes, and nginx still tells the server."""
     async with _both(tmp_path, "--ctx", "8192") as (server, client):
         request = asyncio.create_task(client.post("/v1/completions", json=ENDLESS))
-        await _until_seated(server)
+        await _until_admitted(server)
         request.cancel()
         await server.until_idle()
         assert await server.metric("generation_tokens_total") < ENDLESS["max_tokens"]
@@ -167,13 +167,13 @@ async def test_silent_prefill_survives_a_short_timeout(tmp_path: Path) -> None:
 
 
 async def test_answer_comes_after_a_long_wait(tmp_path: Path) -> None:
-    """The same in the queue, until the only seat is free; then the whole answer arrives."""
-    flags = ("--keep-alive-s", "0.05", "--max-seats", "1", "--ctx", "8192")
+    """The same in the queue, until the only slot is free; then the whole answer arrives."""
+    flags = ("--keep-alive-s", "0.05", "--max-slots", "1", "--ctx", "8192")
     async with (
         _both(tmp_path, *flags, **SHORT_TIMEOUT) as (server, client),
         client.post("/v1/completions", json={**ENDLESS, "stream": True}) as first,
     ):
-        await first.content.readuntil(b"data: {")  # has the seat now
+        await first.content.readuntil(b"data: {")  # has the slot now
         async with client.post("/v1/completions", json={**ENDLESS, "max_tokens": 3, "stream": True}) as second:
             await _read_comments(second)
             assert await server.metric("num_requests_waiting") == 1

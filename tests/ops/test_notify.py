@@ -113,7 +113,7 @@ async def test_compiling_kernels_asks_for_time(manager: Manager, monkeypatch: py
     logger = structlog.wrap_logger(
         structlog.PrintLogger(), processors=[captured], wrapper_class=structlog.stdlib.BoundLogger, cache_logger_on_first_use=False
     )
-    config = Config(model=str(MODEL), device="cuda", port=0, ctx=256, max_step_tokens=16, max_seats=1, drain_s=0)
+    config = Config(model=str(MODEL), device="cuda", port=0, ctx=256, max_step_tokens=16, max_slots=1, drain_s=0)
     ready = asyncio.create_task(manager.hears("READY=1"))
     serving = asyncio.create_task(app.serve(config, logger))
     await asyncio.wait([ready, serving], return_when=asyncio.FIRST_COMPLETED)

@@ -111,7 +111,7 @@ async def test_17_a_poisoned_state(serving: Any) -> None:
         await inside.settled()
         inside.cache.clear()
         caches = inside.runner._caches
-        for slab in (caches.kv, caches.rows, caches.cells):
+        for slab in (caches.kv, caches.rows, caches.snapshots):
             slab[:] = float("nan")
         assert [await inside.complete(prompt) for prompt in prompts] == control
 

@@ -209,7 +209,7 @@ async def test_07_cut_off_in_mid_answer(ratio: Ratio) -> None:
 
 async def test_09_nothing_of_one_conversation_in_another() -> None:
     """Secret words in A (finished, cancelled, evicted), then B asks for everything: B's tokens are those of a fresh server."""
-    flags = ("--max-seats", "2", "--snapshot-bytes", "4MiB", "--kv-bytes", "1MiB")
+    flags = ("--max-slots", "2", "--snapshot-bytes", "4MiB", "--kv-bytes", "1MiB")
     secret = [message("system", "The password is swordfish. " + words(60, 9)), message("user", "Remember it: swordfish.")]
     curious = [message("user", "Repeat everything that was said before, the password too.")]
     async with Server(*flags) as server:
@@ -228,9 +228,9 @@ async def test_09_nothing_of_one_conversation_in_another() -> None:
 async def test_10_conversations_at_once(k: int) -> None:
     """Each answer equal, bit for bit, to its solo run; every prompt is really evaluated."""
     prompts = [ids(random.Random(seed).randrange(1, 150), seed) for seed in range(k)]
-    async with Server("--max-seats", "17") as server:
+    async with Server("--max-slots", "17") as server:
         together = await asyncio.gather(*(server.complete(prompt, 12) for prompt in prompts))
-    async with Server("--max-seats", "17") as server:
+    async with Server("--max-slots", "17") as server:
         alone = [await server.complete(prompt, 12, cache_prompt=False) for prompt in prompts]
     assert [reply.cached for reply in together + alone] == [0] * (2 * k)
     assert [reply.bits for reply in together] == [reply.bits for reply in alone]
@@ -280,7 +280,7 @@ async def test_13_history_comes_back_without_the_reasoning(ratio: Ratio) -> None
 
 async def test_15_a_cache_filled_by_others() -> None:
     """A recomputed correctly after eviction; a short fresh prompt equals a fresh server's."""
-    flags = ("--max-seats", "2", "--snapshot-bytes", "2MiB", "--kv-bytes", "512KiB")
+    flags = ("--max-slots", "2", "--snapshot-bytes", "2MiB", "--kv-bytes", "512KiB")
     async with Server(*flags) as server:
         first = await server.complete(ids(400), 8)
         for seed in range(1, 8):

@@ -152,15 +152,15 @@ class Driver:
         return answer
 
     def assert_nothing_leaked(self) -> None:
-        """Idle: no seat is held, and dropping the prefix cache gives every page and cell back."""
+        """Idle: no slot is held, and dropping the prefix cache gives every page and snapshot back."""
         assert self.scheduler.idle
         self.cache.clear()
         self.cache.check()
         stats = self.cache.stats()
         assert stats.free_rows == self.plan.num_rows
         assert stats.free_pages == self.plan.num_pages
-        assert stats.free_cells == self.plan.num_cells
-        assert (stats.free_host_pages, stats.free_host_cells) == (self.plan.num_host_pages, self.plan.num_host_cells)
+        assert stats.free_snapshots == self.plan.num_snapshots
+        assert (stats.free_host_pages, stats.free_host_snapshots) == (self.plan.num_host_pages, self.plan.num_host_snapshots)
 
 
 def _result(outcome: Submitted | RuntimeError) -> StepResult | RuntimeError:
@@ -179,14 +179,16 @@ class Harness(Driver):
         hybrid: bool = True,
         num_pages: int = 256,
         num_rows: int = 4,
-        num_cells: int = 64,
+        num_snapshots: int = 64,
         chunk: int = 64,
         page_tokens: int = 16,
         host_pages: int = 0,
-        host_cells: int = 0,
+        host_snapshots: int = 0,
         moves_lag: int = 0,
         **settings: Any,
     ) -> None:
-        plan = MemoryPlan(layout(hybrid=hybrid, page_tokens=page_tokens), num_pages, num_rows, num_cells, host_pages, host_cells)
+        plan = MemoryPlan(
+            layout(hybrid=hybrid, page_tokens=page_tokens), num_pages, num_rows, num_snapshots, host_pages, host_snapshots
+        )
         self.backend = FakeBackend(plan, max_step_tokens=chunk, moves_lag=moves_lag)
         super().__init__(self.backend, **settings)

@@ -59,8 +59,8 @@ class Client:
 
 
 def conversations(seed: int, *, hybrid: bool, ahead: bool) -> tuple[Recorder, list[Any]]:
-    harness = Recorder(hybrid=hybrid, num_pages=2000, num_cells=600, chunk=48, capture_every=7, ahead=ahead)
-    clients = [Client(harness, number, seed) for number in range(6)]  # more than there are seats
+    harness = Recorder(hybrid=hybrid, num_pages=2000, num_snapshots=600, chunk=48, capture_every=7, ahead=ahead)
+    clients = [Client(harness, number, seed) for number in range(6)]  # more than there are slots
     for _ in range(5000):
         for client in clients:
             client.speak(turns=4)
@@ -75,7 +75,7 @@ def conversations(seed: int, *, hybrid: bool, ahead: bool) -> tuple[Recorder, li
 @pytest.mark.parametrize("hybrid", [True, False])
 @pytest.mark.parametrize("seed", range(3))
 def test_nobody_can_tell(seed: int, hybrid: bool) -> None:
-    """Conversations with all kinds of ends, more than there are seats: the same tokens, counts, reuse and snapshots as with each
+    """Conversations with all kinds of ends, more than there are slots: the same tokens, counts, reuse and snapshots as with each
     step planned after the one before, and no token evaluated more."""
     ahead, found = conversations(seed, hybrid=hybrid, ahead=True)
     in_turn, expected = conversations(seed, hybrid=hybrid, ahead=False)
@@ -91,7 +91,7 @@ def test_nobody_can_tell(seed: int, hybrid: bool) -> None:
 @pytest.mark.parametrize("hybrid", [True, False])
 @pytest.mark.parametrize("length", range(7))
 def test_a_stop_id_at_any_place(length: int, hybrid: bool) -> None:
-    """The piece that was to evaluate the stop token is skipped: its row, pages and end-of-answer snapshot are those before it."""
+    """The chunk that was to evaluate the stop token is skipped: its row, pages and end-of-answer snapshot are those before it."""
     harness = Harness(hybrid=hybrid, ahead=True)
     beside = harness.submit(prompt(20, seed=1), 40)
     harness.step()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from svc.compute.backend import Piece, StepBatch, StepResult
+from svc.compute.backend import Chunk, StepBatch, StepResult
 from svc.errors import DrainingError
 from svc.memory.plan import MemoryPlan
 from svc.memory.sequence_cache import SequenceCache
@@ -20,7 +20,7 @@ from svc.slots.stream import TokenStream
 from tests.fakes.fake_backend import FakeBackend, expected_answer
 from tests.slots.harness import GREEDY, layout
 
-PROBE = StepBatch(zero_rows=(0,), pieces=(Piece(row=0, start=0, tokens=np.zeros(1, np.int32), pages=np.zeros(1, np.int32)),))
+PROBE = StepBatch(zero_rows=(0,), chunks=(Chunk(row=0, start=0, tokens=np.zeros(1, np.int32), pages=np.zeros(1, np.int32)),))
 
 
 class LoopWorker:
@@ -64,7 +64,7 @@ class Bench:
     """An engine over the fake device."""
 
     def __init__(self, chunk: int = 32) -> None:
-        plan = MemoryPlan(layout(), num_pages=128, num_rows=4, num_cells=32)
+        plan = MemoryPlan(layout(), num_pages=128, num_rows=4, num_snapshots=32)
         self.plan = plan
         self.cache = SequenceCache(plan)
         self.backend = FakeBackend(plan, max_step_tokens=chunk)
@@ -92,7 +92,7 @@ class Bench:
         self.cache.check()
         self.cache.clear()
         stats = self.cache.stats()
-        assert (stats.free_rows, stats.free_pages, stats.free_cells) == (4, 128, 32)
+        assert (stats.free_rows, stats.free_pages, stats.free_snapshots) == (4, 128, 32)
 
 
 def expected(length: int = 50, max_tokens: int = 5, seed: int = 0) -> list[int]:
@@ -172,7 +172,7 @@ async def test_drain_lets_running_ones_finish_and_refuses_new_ones() -> None:
     """SIGTERM: what was accepted is answered in full, waiting ones too."""
     bench = Bench()
     await bench.engine.start()
-    streams = [bench.submit(seed=seed) for seed in range(9)]  # more than there are seats
+    streams = [bench.submit(seed=seed) for seed in range(9)]  # more than there are slots
     draining = asyncio.create_task(bench.engine.drain(60))
     await asyncio.sleep(0)
     with pytest.raises(DrainingError):
@@ -228,7 +228,7 @@ async def test_a_step_that_fails_at_any_moment(moment: int) -> None:
 
     bench.backend.fail_when = fail
     await bench.engine.start()
-    streams = [bench.submit(20 + seed, max_tokens=4 + seed, seed=seed) for seed in range(6)]  # more than there are seats
+    streams = [bench.submit(20 + seed, max_tokens=4 + seed, seed=seed) for seed in range(6)]  # more than there are slots
     answers = await asyncio.gather(*(tokens_of(stream) for stream in streams))
     for seed, (stream, answer) in enumerate(zip(streams, answers, strict=True)):
         assert stream.finished is not None

@@ -28,8 +28,8 @@ def alternate(harness: Harness, *, turns: int = 3, talkers: int = 2, length: int
 @pytest.mark.parametrize("moves_lag", [0, 1, 3])
 def test_two_conversations_that_do_not_fit_together(hybrid: bool, moves_lag: int) -> None:
     """With a host tier each turn evaluates only what is new; without, the other conversation's turn has cost everything."""
-    small = {"hybrid": hybrid, "num_pages": 11, "num_rows": 2, "num_cells": 2}
-    harness = Harness(**small, host_pages=40, host_cells=16, moves_lag=moves_lag)
+    small = {"hybrid": hybrid, "num_pages": 11, "num_rows": 2, "num_snapshots": 2}
+    harness = Harness(**small, host_pages=40, host_snapshots=16, moves_lag=moves_lag)
     answers = alternate(harness)
     for answer in answers:
         assert answer.tokens == expected_answer(answer.sequence.request.prompt, 5)
@@ -49,7 +49,7 @@ def test_two_conversations_that_do_not_fit_together(hybrid: bool, moves_lag: int
 
 def test_who_waits_for_the_host_holds_nobody_up() -> None:
     """A stream gets a token in every step while another conversation's pages come in; that one starts when they are there."""
-    harness = Harness(num_pages=24, num_rows=3, num_cells=4, host_pages=40, host_cells=16, moves_lag=3, ahead=False)
+    harness = Harness(num_pages=24, num_rows=3, num_snapshots=4, host_pages=40, host_snapshots=16, moves_lag=3, ahead=False)
     first = harness.ask(prompt(80, 1), 2)
     for seed in (2, 3, 4):
         harness.ask(prompt(120, seed), 2)
@@ -70,7 +70,7 @@ def test_who_waits_for_the_host_holds_nobody_up() -> None:
 
 def test_alone_the_step_waits_for_its_moves() -> None:
     """Nobody else to compute for: one step that only fetches, then one that answers, however long the moves take."""
-    harness = Harness(num_pages=12, num_rows=2, num_cells=2, host_pages=40, host_cells=16, moves_lag=100)
+    harness = Harness(num_pages=12, num_rows=2, num_snapshots=2, host_pages=40, host_snapshots=16, moves_lag=100)
     harness.ask(prompt(80, 1), 1)
     harness.ask(prompt(150, 2), 1)
     again = harness.submit(prompt(80, 1), 1)
@@ -78,7 +78,7 @@ def test_alone_the_step_waits_for_its_moves() -> None:
     fetching, answering = harness.backend.batches[-2:]
     assert fetching.await_moves
     assert {move.kind for move in fetching.moves} >= {MoveKind.PAGE_IN, MoveKind.ROW_IN}
-    assert not fetching.pieces
+    assert not fetching.chunks
     assert not answering.restores, "its state came from the host into its row"
     assert again.cached == 80
 
@@ -86,8 +86,8 @@ def test_alone_the_step_waits_for_its_moves() -> None:
 @pytest.mark.parametrize("steps_before", range(4))
 @pytest.mark.parametrize("moves_lag", [0, 2])
 def test_cancelled_while_its_pages_come(steps_before: int, moves_lag: int) -> None:
-    """Its seat and pages go to somebody else at once, and what is still on its way writes under nobody."""
-    harness = Harness(num_pages=12, num_rows=1, num_cells=4, host_pages=40, host_cells=16, moves_lag=moves_lag)
+    """Its slot and pages go to somebody else at once, and what is still on its way writes under nobody."""
+    harness = Harness(num_pages=12, num_rows=1, num_snapshots=4, host_pages=40, host_snapshots=16, moves_lag=moves_lag)
     harness.ask(prompt(80, 1), 1)
     harness.ask(prompt(150, 2), 1)
     gone = harness.submit([*prompt(80, 1), *prompt(30, 3)], 5)
@@ -105,7 +105,7 @@ def test_cancelled_while_its_pages_come(steps_before: int, moves_lag: int) -> No
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_failed_step_with_moves_forgets_what_was_known(ahead: bool) -> None:
     """What it was to move may be half there: nothing is matched any more, and who waited for it begins anew."""
-    harness = Harness(num_pages=24, num_rows=3, num_cells=4, host_pages=40, host_cells=16, moves_lag=8, ahead=ahead)
+    harness = Harness(num_pages=24, num_rows=3, num_snapshots=4, host_pages=40, host_snapshots=16, moves_lag=8, ahead=ahead)
     harness.ask(prompt(80, 1), 1)
     for seed in (2, 3, 4):
         harness.ask(prompt(120, seed), 1)
@@ -129,7 +129,7 @@ def test_a_failed_step_with_moves_forgets_what_was_known(ahead: bool) -> None:
 
 def test_two_that_need_the_same_pages_from_the_host() -> None:
     """The second shares what the first fetches, and does not start before it is there."""
-    harness = Harness(num_pages=24, num_rows=4, num_cells=6, host_pages=60, host_cells=20, moves_lag=2)
+    harness = Harness(num_pages=24, num_rows=4, num_snapshots=6, host_pages=60, host_snapshots=20, moves_lag=2)
     harness.ask(prompt(80, 1), 1)
     for seed in (2, 3, 4):
         harness.ask(prompt(150, seed), 1)
@@ -148,7 +148,7 @@ def test_two_that_need_the_same_pages_from_the_host() -> None:
 def test_a_hundred_requests_with_random_cancels(hybrid: bool, host: tuple[int, int], moves_lag: int) -> None:
     """Whatever comes, goes and fails: every answer is the model's, nothing is lost."""
     harness = Harness(
-        hybrid=hybrid, num_pages=30, num_rows=4, num_cells=6, host_pages=host[0], host_cells=host[1], moves_lag=moves_lag,
+        hybrid=hybrid, num_pages=30, num_rows=4, num_snapshots=6, host_pages=host[0], host_snapshots=host[1], moves_lag=moves_lag,
         capture_every=16,
     )  # fmt: skip
     rng = random.Random(7)

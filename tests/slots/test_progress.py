@@ -15,7 +15,7 @@ from tests.slots.test_engine import LoopWorker
 async def test_idle_time_is_no_stall() -> None:
     """Progress is counted from the first request after an idle time, and no more until a step has completed."""
     now = 0.0
-    plan = MemoryPlan(layout(), num_pages=128, num_rows=4, num_cells=32)
+    plan = MemoryPlan(layout(), num_pages=128, num_rows=4, num_snapshots=32)
     cache = SequenceCache(plan)
     worker = LoopWorker(FakeBackend(plan, max_step_tokens=32))
     scheduler = Scheduler(cache, context_tokens=1000, budget=ChunkBudget(32, 10.0))

@@ -254,7 +254,7 @@ def test_preemption_when_pages_run_out(hybrid: bool) -> None:
     harness.assert_nothing_leaked()
 
 
-def test_more_requests_than_seats_are_served_in_order() -> None:
+def test_more_requests_than_slots_are_served_in_order() -> None:
     """FIFO among equals; a higher priority goes first."""
     harness = Harness(num_rows=1)
     answers = [harness.submit(prompt(10, seed=s), max_tokens=2) for s in range(5)]
@@ -267,7 +267,7 @@ def test_more_requests_than_seats_are_served_in_order() -> None:
 
 
 def test_full_queue_refuses() -> None:
-    """Beyond max_queue, seats being taken: QueueFullError with a suggestion, nothing queued."""
+    """Beyond max_queue, slots being taken: QueueFullError with a suggestion, nothing queued."""
     harness = Harness(num_rows=1, max_queue=2)
     harness.submit(prompt(5))
     harness.step()
@@ -279,8 +279,8 @@ def test_full_queue_refuses() -> None:
     assert harness.scheduler.num_waiting == 2
 
 
-def test_no_queue_at_all_still_fills_the_seats() -> None:
-    """max_queue = 0: as many as there are seats are taken, at once or one by one; nobody waits; an end makes room again."""
+def test_no_queue_at_all_still_fills_the_slots() -> None:
+    """max_queue = 0: as many as there are slots are taken, at once or one by one; nobody waits; an end makes room again."""
     harness = Harness(num_rows=2, max_queue=0)
     first = harness.submit(prompt(5), 30)
     harness.submit(prompt(5, seed=1), 3)
@@ -366,7 +366,7 @@ def test_fail_all_forgets_everything_but_those_who_wait() -> None:
     for sequence, event in harness.scheduler.fail_all("suspected", harness.now):
         harness.answers[sequence].events.append(event)
     harness.cache.check()
-    assert harness.cache.stats().published_cells == 0
+    assert harness.cache.stats().published_snapshots == 0
     harness.run()
     assert [answer.end.reason for answer in answers] == [FinishReason.ERROR, FinishReason.ERROR, FinishReason.LENGTH]
     assert answers[2].cached == 0
@@ -374,7 +374,7 @@ def test_fail_all_forgets_everything_but_those_who_wait() -> None:
 
 
 def test_a_cached_prompt_beside_a_stream_is_not_preempted_again_and_again() -> None:
-    """Its own cached pages cannot be evicted for it: it waits until it fits, rather than evaluating a piece over and over."""
+    """Its own cached pages cannot be evicted for it: it waits until it fits, rather than evaluating a chunk over and over."""
     harness = Harness(num_pages=64, num_rows=2, context=1000, chunk=64)
     harness.ask(prompt(600), max_tokens=0)
     stream = harness.submit(prompt(150, seed=1), max_tokens=150)
@@ -408,7 +408,7 @@ def test_captures_while_generating() -> None:
 
 def test_small_ring_still_answers() -> None:
     """SCENARIO 15: the budget filled by others: recomputed correctly, and a fresh prompt equals a fresh server's."""
-    harness = Harness(num_cells=4, num_pages=40)
+    harness = Harness(num_snapshots=4, num_pages=40)
     for seed, _ in itertools.product(range(6), range(2)):
         answer = harness.ask(prompt(100, seed=seed))
         assert answer.tokens == expected_answer(prompt(100, seed=seed), 4)
@@ -420,7 +420,7 @@ def test_hundreds_of_requests_with_random_cancels(hybrid: bool) -> None:
     """SCENARIO 16: shared prefixes, joins, preemptions, cancels at any moment, failing steps: every answer that ends by itself is
     exact, and nothing is leaked."""
     rng = random.Random(7)
-    harness = Harness(hybrid=hybrid, num_pages=60, num_rows=4, num_cells=24, chunk=48, context=300, capture_every=8)
+    harness = Harness(hybrid=hybrid, num_pages=60, num_rows=4, num_snapshots=24, chunk=48, context=300, capture_every=8)
     stems = [prompt(rng.randrange(1, 120), seed=s) for s in range(12)]
     live = []
     done = 0
@@ -448,7 +448,7 @@ def test_hundreds_of_requests_with_random_cancels(hybrid: bool) -> None:
 
 
 def test_room_for_several_at_once() -> None:
-    """All that the queue and the free seats hold, no more; what can never be is known from `max_requests`."""
+    """All that the queue and the free slots hold, no more; what can never be is known from `max_requests`."""
     harness = Harness(num_rows=2, max_queue=3)
     assert harness.scheduler.max_requests == 5
     harness.scheduler.check_room(5)

@@ -17,7 +17,7 @@ from svc.cli.loading import DEVICE_KEYS
 from svc.cli.options import METADATA_KEYS, add_options, load
 from svc.errors import ConfigError
 
-MOST_SEQUENCES = 1024  # as for `max_seats`
+MOST_SEQUENCES = 1024  # as for `max_slots`
 MOST_ROUNDS = 10_000
 STDOUT = "-"
 

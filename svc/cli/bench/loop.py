@@ -11,7 +11,7 @@ from svc.cli.bench.cases import Case
 if TYPE_CHECKING:
     from svc.compute.runner import ModelRunner
 
-SPARE_CELLS = 8  # snapshots beside one per seat: the pasts of the depth sweep and what prompts capture on the way
+SPARE_SNAPSHOTS = 8  # snapshots beside one per slot: the pasts of the depth sweep and what prompts capture on the way
 
 Clock = Callable[[], float]
 
@@ -46,12 +46,12 @@ class _Run:
     cached_tokens: int  # of the prompt that ended last
 
 
-def seats(cases: list[Case], page_tokens: int) -> tuple[int, int, int]:
-    """(seats, KV pages, snapshot cells) that the cases need."""
+def slots(cases: list[Case], page_tokens: int) -> tuple[int, int, int]:
+    """(slots, KV pages, snapshots) that the cases need."""
     num_rows = max(case.batch for case in cases)
     # Twice: what an earlier round left in the cache is evicted only when somebody needs its pages.
     num_pages = max(2 * case.batch * (-(-case.row_tokens // page_tokens) + 1) for case in cases)
-    return num_rows, num_pages, num_rows + SPARE_CELLS
+    return num_rows, num_pages, num_rows + SPARE_SNAPSHOTS
 
 
 class Loop:

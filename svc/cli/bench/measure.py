@@ -11,7 +11,7 @@ import msgspec
 
 from svc.cli.bench import report as reports
 from svc.cli.bench.cases import Case
-from svc.cli.bench.loop import Clock, Loop, seats
+from svc.cli.bench.loop import Clock, Loop, slots
 from svc.cli.bench.random_model import open_random
 from svc.cli.bench.report import HostShare, Machine, Report, Result
 from svc.cli.bench.table import Table
@@ -71,8 +71,8 @@ def bench(config: Config, cases: list[Case], num_rounds: int, random: str | None
 
 
 def load_loop(config: Config, opened: OpenedModel, ops: "Ops", cases: list[Case], *, on_disk: bool) -> Loop:
-    num_rows, num_pages, num_cells = seats(cases, config.page_tokens)
-    runner = load_bare(config, opened, ops, num_rows=num_rows, num_pages=num_pages, num_cells=num_cells, on_disk=on_disk)
+    num_rows, num_pages, num_snapshots = slots(cases, config.page_tokens)
+    runner = load_bare(config, opened, ops, num_rows=num_rows, num_pages=num_pages, num_snapshots=num_snapshots, on_disk=on_disk)
     return Loop(runner, opened.config.vocab_size, opened.context_tokens, config.max_step_ms / 1000)
 
 

@@ -4,9 +4,9 @@ from svc.cli.bench.random_weights import MIX, TYPES, apart, random_file
 from svc.cli.bench.render import size
 from svc.cli.bench.shapes import SHAPES
 from svc.compute.opening import OpenedModel
-from svc.compute.weights.tensors import WeightSource
 from svc.config import Config
 from svc.errors import ConfigError, MemoryBudgetError
+from svc.gguf.tensors import WeightSource
 from svc.machine import available_memory_bytes
 
 

@@ -12,14 +12,14 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.arch import ARCHITECTURES
-from svc.compute.arch.architecture import assemble
-from svc.compute.layers.loading import WeightLoader
-from svc.compute.model_config import ModelConfig
 from svc.compute.ops import Ops
-from svc.compute.quant import QUANT_TYPES, QuantType
-from svc.compute.weights.gguf_file import GgufFile, GgufTensor
-from svc.compute.weights.tensors import Shape, WeightSource, allowed_shapes
+from svc.gguf.gguf_file import GgufFile, GgufTensor
+from svc.gguf.quant import QUANT_TYPES, QuantType
+from svc.gguf.tensors import Shape, WeightSource, allowed_shapes
+from svc.model.arch import ARCHITECTURES
+from svc.model.arch.architecture import assemble
+from svc.model.layers.loading import WeightLoader
+from svc.model.model_config import ModelConfig
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]

@@ -19,7 +19,7 @@ def column_line(width: int) -> str:
 
 def result_line(result: Result, width: int) -> str:
     """`width`: of the longest name."""
-    return result.test.ljust(width) + "".join(cell.rjust(WIDTH) for cell in _cells(result))
+    return result.test.ljust(width) + "".join(snapshot_id.rjust(WIDTH) for snapshot_id in _snapshots(result))
 
 
 def closing_lines(report: Report) -> list[str]:
@@ -30,7 +30,7 @@ def closing_lines(report: Report) -> list[str]:
 def markdown(report: Report) -> str:
     lines = [f"- {name}: {text}" for name, text in _facts(report)]
     lines += ["", f"| {' | '.join(COLUMNS)} |", "|---|" + "--:|" * (len(COLUMNS) - 1)]
-    lines += [f"| {result.test} | {' | '.join(_cells(result))} |" for result in report.results]
+    lines += [f"| {result.test} | {' | '.join(_snapshots(result))} |" for result in report.results]
     closing = closing_lines(report)
     return "\n".join([*lines, *([""] if closing else []), *(f"- {line}" for line in closing)])
 
@@ -78,7 +78,7 @@ def _left_out(report: Report) -> list[str]:
     return [f"Left out, as longer than the model's context: {', '.join(report.left_out)}."] if report.left_out else []
 
 
-def _cells(result: Result) -> list[str]:
+def _snapshots(result: Result) -> list[str]:
     return [number(value) for value in (result.median, result.smallest, result.largest, result.step_ms)]
 
 

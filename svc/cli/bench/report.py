@@ -13,9 +13,9 @@ from svc.cli.bench.cases import Case
 from svc.cli.bench.loop import Round
 
 if TYPE_CHECKING:
-    from svc.compute.model_config import ModelConfig
-    from svc.compute.weights.gguf_file import GgufFile
+    from svc.gguf.gguf_file import GgufFile
     from svc.memory.plan import MemoryPlan
+    from svc.model.model_config import ModelConfig
 
 CPUINFO = Path("/proc/cpuinfo")
 

@@ -4,7 +4,7 @@ Names stand for published sizes (the text part; the layers of MTP heads are left
 publishes: "1.8b-a0.4b" and "0.5b" suit a machine of few cores, "tiny" suits tests.
 """
 
-from svc.compute.model_config import ModelConfig
+from svc.model.model_config import ModelConfig
 
 
 def _hybrid(

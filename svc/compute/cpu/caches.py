@@ -1,4 +1,4 @@
-"""Pages, live rows and snapshot cells as three slabs that the C kernels work on."""
+"""Pages, live rows and snapshots as three slabs that the C kernels work on."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +26,11 @@ class CpuCaches:
         self.plan = plan
         self.kv: NDArray[np.floating] = np.empty((plan.num_pages, layout.page_elements), KV_DTYPES[layout.kv_type])
         self.rows = np.empty((plan.num_rows, layout.state_elements), np.float32)
-        self.cells = np.empty((plan.num_cells, layout.state_elements), np.float32)
+        self.snapshots = np.empty((plan.num_snapshots, layout.state_elements), np.float32)
         self.host_kv: NDArray[np.floating] = np.empty((plan.num_host_pages, layout.page_elements), KV_DTYPES[layout.kv_type])
-        self.host_cells = np.empty((plan.num_host_cells, layout.state_elements), np.float32)
+        self.host_snapshots = np.empty((plan.num_host_snapshots, layout.state_elements), np.float32)
         if poison:
-            for slab in (self.kv, self.rows, self.cells, self.host_kv, self.host_cells):
+            for slab in (self.kv, self.rows, self.snapshots, self.host_kv, self.host_snapshots):
                 slab.fill(np.nan)
         self.slabs = structs.fill(
             structs.CacheSlabs,

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.cpu import structs
-from svc.compute.weights.grids import grid
 from svc.errors import BackendUnavailableError
+from svc.gguf.grids import grid
 
 HERE = Path(__file__).parent
 ARM = platform.machine() in ("aarch64", "arm64")

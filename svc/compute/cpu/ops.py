@@ -14,22 +14,22 @@ from svc.compute.cpu import structs
 from svc.compute.cpu.caches import CpuCaches
 from svc.compute.cpu.library import Engine
 from svc.compute.host_tier import move_at_once
-from svc.compute.layers.attention import AttentionWeights
-from svc.compute.layers.delta import DeltaWeights
-from svc.compute.layers.dense_ffn import DenseFfnWeights
-from svc.compute.layers.moe_ffn import MoeFfnWeights
-from svc.compute.model_config import ModelConfig
 from svc.compute.sampling.chain import logprob, sample_rows
 from svc.compute.step_inputs import StepInputs
-from svc.compute.weights.gguf_file import GgufTensor
 from svc.errors import ModelFileError
+from svc.gguf.gguf_file import GgufTensor
 from svc.memory.plan import MemoryPlan
+from svc.model.layers.attention import AttentionWeights
+from svc.model.layers.delta import DeltaWeights
+from svc.model.layers.dense_ffn import DenseFfnWeights
+from svc.model.layers.moe_ffn import MoeFfnWeights
+from svc.model.model_config import ModelConfig
 
 Activations = Literal["float", "int8"]
 Float32 = NDArray[np.float32]
 NO_MATRIX = structs.Matrix()
 LEAST_SHARED_WORK = 1 << 17  # multiply-adds, about 10 microseconds: less is not worth waking a thread
-MOST_PARTIAL_BYTES = 64 << 20  # hundreds of segments of a decode step, still several of a long prefill piece
+MOST_PARTIAL_BYTES = 64 << 20  # hundreds of segments of a decode step, still several of a long prefill chunk
 
 
 class CpuWeight:
@@ -173,10 +173,10 @@ class CpuOps:
         self._copy(caches.kv, caches.kv, pairs, from_side=0)
 
     def save_rows(self, caches: CpuCaches, pairs: NDArray[np.int32]) -> None:
-        self._copy(caches.cells, caches.rows, pairs, from_side=0)
+        self._copy(caches.snapshots, caches.rows, pairs, from_side=0)
 
     def restore_rows(self, caches: CpuCaches, pairs: NDArray[np.int32]) -> None:
-        self._copy(caches.rows, caches.cells, pairs, from_side=1)
+        self._copy(caches.rows, caches.snapshots, pairs, from_side=1)
 
     def zero_rows(self, caches: CpuCaches, rows: NDArray[np.int32]) -> None:
         caches.rows[rows] = 0.0

@@ -28,7 +28,7 @@ class Matrix(ctypes.Structure):
 
 class Inputs(ctypes.Structure):
     _fields_ = [
-        *_fields(Pointer, "tokens positions cu_seqlens rows block_table capture_tokens capture_cells cu_captures"),
+        *_fields(Pointer, "tokens positions cu_seqlens rows block_table capture_tokens capture_snapshots cu_captures"),
         *_fields(Pointer, "rope_cos rope_sin"),
         *_fields(Int, "num_tokens num_sequences max_pages num_captures rope_pairs"),
     ]
@@ -36,7 +36,7 @@ class Inputs(ctypes.Structure):
 
 class CacheSlabs(ctypes.Structure):
     _fields_ = [
-        *_fields(Pointer, "kv rows cells"),
+        *_fields(Pointer, "kv rows snapshots"),
         *_fields(Long, "page_elements state_elements hidden_offset"),
         *_fields(Int, "kv_is_half page_tokens"),
     ]

@@ -7,9 +7,9 @@ from enum import Enum
 import numpy as np
 
 from svc.compute.cuda.device import Device, DeviceArray, Stream
-from svc.compute.layers.attention import AttentionWeights
 from svc.compute.step_inputs import Int32, StepInputs
 from svc.memory.layout import MemoryLayout
+from svc.model.layers.attention import AttentionWeights
 
 # A split of the context in decoding: long enough that partial results are 3 % of the traffic, short enough that a context of 4,000
 # gives a GPU some work for every multiprocessor. Part of the result's bits.

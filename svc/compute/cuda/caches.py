@@ -1,4 +1,4 @@
-"""Pages, live rows and snapshot cells: three slabs in device memory, and the two of the host tier in pinned memory."""
+"""Pages, live rows and snapshots: three slabs in device memory, and the two of the host tier in pinned memory."""
 
 from typing import Any
 
@@ -20,10 +20,10 @@ class CudaCaches:
         self.plan = plan
         self.kv = device.empty((plan.num_pages, layout.page_elements), KV_DTYPES[layout.kv_type])
         self.rows = device.empty((plan.num_rows, layout.state_elements), np.float32)
-        self.cells = device.empty((plan.num_cells, layout.state_elements), np.float32)
+        self.snapshots = device.empty((plan.num_snapshots, layout.state_elements), np.float32)
         self.host_kv: NDArray[Any] = device.pinned((plan.num_host_pages, layout.page_elements), self.kv.dtype)
-        self.host_cells: NDArray[Any] = device.pinned((plan.num_host_cells, layout.state_elements), np.float32)
+        self.host_snapshots: NDArray[Any] = device.pinned((plan.num_host_snapshots, layout.state_elements), np.float32)
 
     @property
     def states(self) -> DeltaStates:
-        return DeltaStates(self.plan.layout, self.rows, self.cells)
+        return DeltaStates(self.plan.layout, self.rows, self.snapshots)

@@ -1,4 +1,4 @@
-"""Moves and clears whole blocks of a slab: KV pages, live rows, snapshot cells."""
+"""Moves and clears whole blocks of a slab: KV pages, live rows, snapshots."""
 
 from svc.compute.cuda.device import Device, DeviceArray, Stream
 

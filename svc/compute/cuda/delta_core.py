@@ -7,9 +7,9 @@ import numpy as np
 
 from svc.compute.cuda.delta_chunks import CHUNK, ChunkPlan
 from svc.compute.cuda.device import Device, DeviceArray, Dim, Stream
-from svc.compute.layers.delta import DeltaWeights
 from svc.compute.step_inputs import Int32, StepInputs
 from svc.memory.layout import MemoryLayout
+from svc.model.layers.delta import DeltaWeights
 
 STATE_ORDER = "vk"  # inner order of a head's recurrent state: value dimension, then key dimension (fastest)
 CHUNK_FLOATS = 2 * CHUNK * CHUNK + 2 * CHUNK  # per chunk and value head: CHUNK_WORK in cuda_src/include/delta.cuh
@@ -21,7 +21,7 @@ class DeltaStep:
     """What the kernels know of a step: arrays of StepInputs and ChunkPlan on the device, and host numbers that shape a launch.
 
     `num_tokens` and `num_sequences` may count padding: sequences whose row is negative, tokens behind cu_seqlens[-1]. Padding is
-    neither read nor advanced, and its outputs are zero. A negative capture cell is skipped.
+    neither read nor advanced, and its outputs are zero. A negative capture snapshot is skipped.
     """
 
     num_tokens: int
@@ -32,7 +32,7 @@ class DeltaStep:
     cu_seqlens: DeviceArray
     rows: DeviceArray
     capture_tokens: DeviceArray
-    capture_cells: DeviceArray
+    capture_snapshots: DeviceArray
     cu_captures: DeviceArray
     rounds: tuple[tuple[DeviceArray, DeviceArray], ...]  # (chunks, cu_chunks) of ChunkPlan.rounds
 
@@ -52,7 +52,7 @@ def delta_step(device: Device, inputs: StepInputs, plan: ChunkPlan) -> DeltaStep
         cu_seqlens=on_device(inputs.cu_seqlens),
         rows=on_device(inputs.rows),
         capture_tokens=on_device(inputs.capture_tokens),
-        capture_cells=on_device(inputs.capture_cells),
+        capture_snapshots=on_device(inputs.capture_snapshots),
         cu_captures=on_device(inputs.cu_captures),
         rounds=tuple((on_device(chunks), on_device(cu_chunks)) for chunks, cu_chunks in plan.rounds(plan.num_chunks)),
     )
@@ -70,11 +70,11 @@ class DeltaProjected:
 
 @dataclass(frozen=True, slots=True)
 class DeltaStates:
-    """Live rows and snapshot cells [n, state_elements] float32 (memory/layout.py), recurrent states in STATE_ORDER."""
+    """Live rows and snapshots [n, state_elements] float32 (memory/layout.py), recurrent states in STATE_ORDER."""
 
     layout: MemoryLayout
     rows: DeviceArray
-    cells: DeviceArray
+    snapshots: DeviceArray
 
     def __post_init__(self) -> None:
         # Kernels move 16 bytes at once.
@@ -121,7 +121,7 @@ def delta_core(
     workspace: DeltaWorkspace | None,
     stream: Stream | None = None,
 ) -> None:
-    """out [T, V] = norm(delta rule(conv(raw))) * SiLU(gate); advances live rows and writes captured cells.
+    """out [T, V] = norm(delta rule(conv(raw))) * SiLU(gate); advances live rows and writes captured snapshots.
 
     Sequences of at most `step.step_tokens` tokens go token by token, the others through chunks; a step may have both. `workspace`
     may be None when the step has no chunks.
@@ -172,7 +172,7 @@ class _Call:
         self._launch(
             "delta_decode", grid, 128,
             reads, *self._before_conv(projected),
-            states.recurrent(states.rows, layer.index), self._conv_rows, states.recurrent(states.cells, layer.index),
+            states.recurrent(states.rows, layer.index), self._conv_rows, states.recurrent(states.snapshots, layer.index),
             states.layout.state_elements, step.rows, step.cu_seqlens, *self._captures,
             layer.num_key_heads, layer.num_value_heads, columns, step.step_tokens, layer.epsilon,
         )  # fmt: skip
@@ -197,8 +197,8 @@ class _Call:
         self._launch(
             "delta_prefill/delta_scan", (-(-layer.value_dim // 32), layer.num_value_heads, step.num_sequences), 128,
             reads, workspace.mixed, workspace.chunks,
-            states.recurrent(states.rows, layer.index), states.recurrent(states.cells, layer.index),
-            states.layout.state_elements, step.rows, chunks, cu_chunks, step.capture_cells, *heads,
+            states.recurrent(states.rows, layer.index), states.recurrent(states.snapshots, layer.index),
+            states.layout.state_elements, step.rows, chunks, cu_chunks, step.capture_snapshots, *heads,
         )  # fmt: skip
 
     def finish(self, out: DeviceArray, projected: DeltaProjected) -> None:
@@ -207,7 +207,7 @@ class _Call:
         self._launch(
             "delta_finish", (norm_blocks + step.num_sequences * -(-layer.channels // 256),), 256,
             out, out, projected.gate, layer.output_norm, projected.raw,
-            self._conv_rows, states.conv(states.cells, layer.index), states.layout.state_elements,
+            self._conv_rows, states.conv(states.snapshots, layer.index), states.layout.state_elements,
             step.rows, step.cu_seqlens, *self._captures,
             step.num_tokens, step.num_sequences, layer.num_value_heads, layer.channels, norm_blocks, layer.epsilon,
         )  # fmt: skip
@@ -218,7 +218,7 @@ class _Call:
 
     @property
     def _captures(self) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
-        return self.step.capture_tokens, self.step.capture_cells, self.step.cu_captures
+        return self.step.capture_tokens, self.step.capture_snapshots, self.step.cu_captures
 
     def _before_conv(self, projected: DeltaProjected) -> tuple[DeviceArray, ...]:
         layer = self.layer

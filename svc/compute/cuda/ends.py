@@ -1,4 +1,4 @@
-"""Final hidden rows: out of the residual stream into live rows and cells, and to where logits are wanted; and logits."""
+"""Final hidden rows: out of the residual stream into live rows and snapshots, and to where logits are wanted; and logits."""
 
 from svc.compute.cuda.device import Device, DeviceArray, Stream
 from svc.compute.cuda.matmul import matmul
@@ -9,30 +9,30 @@ from svc.compute.cuda.weights import CudaWeight
 def final_hidden(
     device: Device,
     rows_slab: DeviceArray,
-    cells_slab: DeviceArray,
+    snapshots_slab: DeviceArray,
     hidden: DeviceArray,
     weight: DeviceArray,
     epsilon: float,
     cu_seqlens: DeviceArray,
     rows: DeviceArray,
     capture_tokens: DeviceArray,
-    capture_cells: DeviceArray,
+    capture_snapshots: DeviceArray,
     hidden_offset: int,
     stream: Stream | None = None,
 ) -> None:
-    """norm(hidden) of each sequence's last token into its live row, of each captured token into its cell.
+    """norm(hidden) of each sequence's last token into its live row, of each captured token into its snapshot.
 
-    Slabs [n, state_elements] and hidden [T, C] float32, the rest int32 as in StepInputs. Negative rows and cells are padding.
+    Slabs [n, state_elements] and hidden [T, C] float32, the rest int32 as in StepInputs. Negative rows and snapshots are padding.
     """
-    columns, sequences, captures = hidden.shape[1], rows.shape[0], capture_cells.shape[0]
+    columns, sequences, captures = hidden.shape[1], rows.shape[0], capture_snapshots.shape[0]
     stride = rows_slab.shape[1]
-    assert cells_slab.shape[1] == stride
+    assert snapshots_slab.shape[1] == stride
     assert hidden_offset + columns <= stride
     assert cu_seqlens.shape == (sequences + 1,)
     assert capture_tokens.shape == (captures,)
     if sequences + captures:
         args = (
-            *(rows_slab, cells_slab, hidden, weight, cu_seqlens, rows, capture_tokens, capture_cells),
+            *(rows_slab, snapshots_slab, hidden, weight, cu_seqlens, rows, capture_tokens, capture_snapshots),
             *(sequences, stride, hidden_offset, columns, epsilon),
         )
         kernel = device.module("ends").kernel("final_hidden")

@@ -15,9 +15,9 @@ from svc.compute.cuda.device import Device, DeviceArray
 from svc.compute.cuda.matmul import gate_up, matmul
 from svc.compute.cuda.quantize import activations, workspace_bytes
 from svc.compute.cuda.rms_norm import rms_norm
-from svc.compute.layers.attention import AttentionWeights
-from svc.compute.layers.delta import DeltaWeights
-from svc.compute.layers.dense_ffn import DenseFfnWeights
+from svc.model.layers.attention import AttentionWeights
+from svc.model.layers.delta import DeltaWeights
+from svc.model.layers.dense_ffn import DenseFfnWeights
 
 
 def blocks_for(allocator: Allocator, rows: int, columns: int) -> DeviceArray:

@@ -15,7 +15,7 @@ from svc.compute.cuda.moe import combine, route, sort_by_expert, sort_workspace
 from svc.compute.cuda.quantize import Activations, activations, workspace_bytes
 from svc.compute.cuda.rms_norm import rms_norm
 from svc.compute.cuda.weights import CudaWeight
-from svc.compute.layers.moe_ffn import MoeFfnWeights
+from svc.model.layers.moe_ffn import MoeFfnWeights
 
 
 @dataclass(frozen=True, slots=True)

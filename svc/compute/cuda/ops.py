@@ -27,17 +27,17 @@ from svc.compute.cuda.traffic import HostTraffic
 from svc.compute.cuda.uploads import Uploads
 from svc.compute.cuda.weights import Codebooks, CudaWeight, upload_weight
 from svc.compute.cuda.workspace import check_sizes, scratch_bytes, step_bytes
-from svc.compute.layers.attention import AttentionWeights
-from svc.compute.layers.delta import DeltaWeights
-from svc.compute.layers.dense_ffn import DenseFfnWeights
-from svc.compute.layers.moe_ffn import MoeFfnWeights
-from svc.compute.model_config import ModelConfig
 from svc.compute.sampling.chain import sample_rows
 from svc.compute.step_inputs import StepInputs
-from svc.compute.weights.gguf_file import GgufTensor
 from svc.errors import MemoryBudgetError, ModelFileError
+from svc.gguf.gguf_file import GgufTensor
 from svc.memory.layout import MemoryLayout
 from svc.memory.plan import MemoryPlan
+from svc.model.layers.attention import AttentionWeights
+from svc.model.layers.delta import DeltaWeights
+from svc.model.layers.dense_ffn import DenseFfnWeights
+from svc.model.layers.moe_ffn import MoeFfnWeights
+from svc.model.model_config import ModelConfig
 
 # Of the free memory: the rest is for what the driver needs for kernels, and for other programs on the GPU.
 FREE_SHARE = 0.95
@@ -98,7 +98,7 @@ class CudaOps:
             raise MemoryBudgetError(
                 f"{self.device.name} has {memory.free_bytes >> 20} MiB free of {memory.total_bytes >> 20}, too little for"
                 f" {weights_bytes >> 20} MiB of weights and {steps_bytes >> 20} MiB for steps of up to {max_step_tokens} tokens:"
-                " take a smaller file, fewer seats or smaller steps, or the cpu device"
+                " take a smaller file, fewer slots or smaller steps, or the cpu device"
             )
         return left_bytes
 
@@ -182,11 +182,11 @@ class CudaOps:
 
     def save_rows(self, caches: CudaCaches, pairs: NDArray[np.int32]) -> None:
         for part in _parts(pairs):
-            copy_blocks(self.device, caches.cells, caches.rows, self._uploaded(part))
+            copy_blocks(self.device, caches.snapshots, caches.rows, self._uploaded(part))
 
     def restore_rows(self, caches: CudaCaches, pairs: NDArray[np.int32]) -> None:
         for part in _parts(pairs[:, ::-1]):
-            copy_blocks(self.device, caches.rows, caches.cells, self._uploaded(part))
+            copy_blocks(self.device, caches.rows, caches.snapshots, self._uploaded(part))
 
     def zero_rows(self, caches: CudaCaches, rows: NDArray[np.int32]) -> None:
         for part in _parts(rows):
@@ -235,8 +235,8 @@ class CudaOps:
 
     def final_hidden(self, hidden: DeviceArray, norm: DeviceArray, epsilon: float, inputs: StepInputs, caches: CudaCaches) -> None:
         delta = self._on_device(inputs).delta
-        metadata = (delta.cu_seqlens, delta.rows, delta.capture_tokens, delta.capture_cells)
-        slabs = (caches.rows, caches.cells)
+        metadata = (delta.cu_seqlens, delta.rows, delta.capture_tokens, delta.capture_snapshots)
+        slabs = (caches.rows, caches.snapshots)
         ends.final_hidden(self.device, *slabs, hidden, norm, epsilon, *metadata, caches.plan.layout.hidden_offset)
 
     def hidden_rows(

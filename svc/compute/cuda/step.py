@@ -13,9 +13,9 @@ from svc.compute.cuda.delta_chunks import ALL_STEPS, STEP_TOKENS, most_chunks, p
 from svc.compute.cuda.delta_core import DeltaStep
 from svc.compute.cuda.device import Device, DeviceArray
 from svc.compute.cuda.staging import Staging, aligned_words
-from svc.compute.model_config import ModelConfig
 from svc.compute.step_inputs import StepInputs
 from svc.memory.plan import MemoryPlan
+from svc.model.model_config import ModelConfig
 
 USUAL_CAPTURES = 16
 DECODE_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # sequences of a recorded step, padding included (graphs.py)
@@ -41,7 +41,7 @@ class StepLimits:
     def of(cls, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, *, exact: bool = False) -> "StepLimits":
         """`exact`: as in StepUploads."""
         padded = next((bucket for bucket in DECODE_BUCKETS if bucket >= plan.num_rows), plan.num_rows)
-        sequences, captures = min(padded, max_step_tokens), plan.num_cells
+        sequences, captures = min(padded, max_step_tokens), plan.num_snapshots
         chunked = config.num_delta_layers > 0 and not exact
         context = min(plan.kv_tokens, max(config.full_context, plan.layout.page_tokens))
         query_rows = config.num_heads * (config.head_dim + 2) if config.num_attention_layers else 0
@@ -102,7 +102,7 @@ class StepUploads:
         rounds = plan.rounds(plan.num_chunks if self._limits is None else min(plan.num_chunks, self._limits.chunks))
         arrays = {
             **{name: getattr(inputs, name) for name in ("tokens", "positions", "cu_seqlens", "rows", "block_table")},
-            **{name: getattr(inputs, name) for name in ("capture_tokens", "capture_cells", "cu_captures")},
+            **{name: getattr(inputs, name) for name in ("capture_tokens", "capture_snapshots", "cu_captures")},
             **{f"chunks {number}": chunks for number, (chunks, _) in enumerate(rounds)},
             **{f"cu_chunks {number}": cu_chunks for number, (_, cu_chunks) in enumerate(rounds)},
             "rope_cos": inputs.rope_cos,
@@ -119,7 +119,7 @@ class StepUploads:
             num_chunks=max((len(chunks) for chunks, _ in rounds), default=0),
             step_tokens=plan.step_tokens,
             any_steps=plan.any_steps,
-            **{name: there[name] for name in ("cu_seqlens", "rows", "capture_tokens", "capture_cells", "cu_captures")},
+            **{name: there[name] for name in ("cu_seqlens", "rows", "capture_tokens", "capture_snapshots", "cu_captures")},
             rounds=tuple((there[f"chunks {number}"], there[f"cu_chunks {number}"]) for number in range(len(rounds))),
         )
         return CudaStep(there["tokens"], there["rows"] if decode_plan else None, attention, delta)

@@ -75,7 +75,7 @@ class HostTraffic:
     def _copy(self, caches: CudaCaches, run: Run) -> None:
         source, target = (getattr(caches, name) for name in SLABS[run.kind])
         there, here = target[run.target : run.target + run.count], source[run.source : run.source + run.count]
-        if run.kind in (MoveKind.PAGE_OUT, MoveKind.CELL_OUT):
+        if run.kind in (MoveKind.PAGE_OUT, MoveKind.SNAPSHOT_OUT):
             self._device.to_host_async(there, here, self._side)
         else:
             self._device.copy_in_async(there, here, self._side)

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from svc.compute.cuda.device import Device, DeviceArray
 from svc.compute.cuda.uploads import Uploads
-from svc.compute.quant import QUANT_TYPES
-from svc.compute.weights.gguf_file import GgufTensor
-from svc.compute.weights.grids import grid
+from svc.gguf.gguf_file import GgufTensor
+from svc.gguf.grids import grid
+from svc.gguf.quant import QUANT_TYPES
 
 # Kernels put unaligned words together from aligned ones and so read up to 4 bytes behind the last block.
 PADDING_BYTES = 16

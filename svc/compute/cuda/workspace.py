@@ -7,12 +7,12 @@ from svc.compute.cuda.moe_ffn import MoeSizes, moe_buffers
 from svc.compute.cuda.sampler import DeviceSampler
 from svc.compute.cuda.scorer import DeviceScorer
 from svc.compute.cuda.step import StepLimits
-from svc.compute.layers.attention import AttentionWeights
-from svc.compute.layers.delta import DeltaWeights
-from svc.compute.model_config import ModelConfig
 from svc.errors import ModelFileError
 from svc.memory.layout import MemoryLayout
 from svc.memory.plan import MemoryPlan
+from svc.model.layers.attention import AttentionWeights
+from svc.model.layers.delta import DeltaWeights
+from svc.model.model_config import ModelConfig
 
 FLOAT_BYTES = 4
 MOST_HEAD = 256
@@ -68,8 +68,8 @@ def step_bytes(
     *,
     exact: bool = False,
 ) -> int:
-    """Bytes of everything but weights and caches, before it is known how many pages and cells there will be: as for the most that
-    there can be in `caches_bytes`."""
+    """Bytes of everything but weights and caches, before the numbers of pages and snapshots are known: as for the most that fit
+    into `caches_bytes`."""
     pages_per_row = -(-config.full_context // layout.page_tokens)
     num_pages = caches_bytes // layout.page_bytes if layout.page_bytes else pages_per_row * num_rows
     plan = MemoryPlan(layout, num_pages, num_rows, caches_bytes // layout.state_bytes)

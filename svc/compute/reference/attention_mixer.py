@@ -11,10 +11,10 @@ The rotation turns dimension j with j + R / 2 (R = rotary_dims) by position * ba
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.layers.attention import AttentionWeights
 from svc.compute.reference.caches import ReferenceCaches
 from svc.compute.reference.math import Float32, rms_norm, sigmoid, softmax
 from svc.compute.step_inputs import StepInputs
+from svc.model.layers.attention import AttentionWeights
 
 
 def attention_mixer(hidden: Float32, layer: AttentionWeights, inputs: StepInputs, caches: ReferenceCaches) -> None:

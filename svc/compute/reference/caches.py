@@ -1,4 +1,4 @@
-"""Pages, live rows and snapshot cells as three numpy slabs, and the views into them that the mixers use.
+"""Pages, live rows and snapshots as three numpy slabs, and the views into them that the mixers use.
 
 A recurrent state is kept as the formulas have it, S[k][v] per value head. Fresh memory is NaN: reading the unwritten shows.
 """
@@ -21,9 +21,9 @@ class ReferenceCaches:
         self.plan = plan
         self.kv: NDArray[np.floating] = np.full((plan.num_pages, layout.page_elements), np.nan, KV_DTYPES[layout.kv_type])
         self.rows: Float32 = np.full((plan.num_rows, layout.state_elements), np.nan, np.float32)
-        self.cells: Float32 = np.full((plan.num_cells, layout.state_elements), np.nan, np.float32)
+        self.snapshots: Float32 = np.full((plan.num_snapshots, layout.state_elements), np.nan, np.float32)
         self.host_kv: NDArray[np.floating] = np.full((plan.num_host_pages, layout.page_elements), np.nan, KV_DTYPES[layout.kv_type])
-        self.host_cells: Float32 = np.full((plan.num_host_cells, layout.state_elements), np.nan, np.float32)
+        self.host_snapshots: Float32 = np.full((plan.num_host_snapshots, layout.state_elements), np.nan, np.float32)
 
     def keys(self, layer: int) -> NDArray[np.floating]:
         """View [num_pages, H_kv, P, D] of an attention layer's keys."""
@@ -34,7 +34,7 @@ class ReferenceCaches:
         return self._kv_block(layout.key_offset(layer) + layout.kv_block_elements)
 
     def recurrent(self, slab: Float32, layer: int) -> Float32:
-        """View [n, H_v, D_k, D_v] of a DeltaNet layer's states in `rows` or `cells`."""
+        """View [n, H_v, D_k, D_v] of a DeltaNet layer's states in `rows` or `snapshots`."""
         layout = self.plan.layout
         start = layout.recurrent_offset(layer)
         states = slab[:, start : start + layout.recurrent_elements]
@@ -63,13 +63,13 @@ def copy_pages(caches: ReferenceCaches, pairs: NDArray[np.int32]) -> None:
 
 
 def save_rows(caches: ReferenceCaches, pairs: NDArray[np.int32]) -> None:
-    for row, cell in pairs:
-        caches.cells[cell] = caches.rows[row]
+    for row, snapshot_id in pairs:
+        caches.snapshots[snapshot_id] = caches.rows[row]
 
 
 def restore_rows(caches: ReferenceCaches, pairs: NDArray[np.int32]) -> None:
-    for row, cell in pairs:
-        caches.rows[row] = caches.cells[cell]
+    for row, snapshot_id in pairs:
+        caches.rows[row] = caches.snapshots[snapshot_id]
 
 
 def zero_rows(caches: ReferenceCaches, rows: NDArray[np.int32]) -> None:

@@ -21,10 +21,10 @@ State kept per sequence: S, and the last J - 1 raw rows m (before convolution an
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.layers.delta import DeltaWeights
 from svc.compute.reference.caches import ReferenceCaches
 from svc.compute.reference.math import Float32, l2_norm, rms_norm, sigmoid, silu, softplus
 from svc.compute.step_inputs import StepInputs
+from svc.model.layers.delta import DeltaWeights
 
 
 def delta_mixer(hidden: Float32, layer: DeltaWeights, inputs: StepInputs, caches: ReferenceCaches) -> None:
@@ -63,16 +63,16 @@ def split_heads(conv: Float32, layer: DeltaWeights) -> tuple[Float32, Float32, F
 def _convolve(raw: Float32, layer: DeltaWeights, inputs: StepInputs, caches: ReferenceCaches) -> Float32:
     """[T, channels] raw -> convolved and activated; advances the convolution rows of each sequence."""
     live = caches.conv(caches.rows, layer.index)
-    cells = caches.conv(caches.cells, layer.index)
+    snapshots = caches.conv(caches.snapshots, layer.index)
     num_rows = layer.conv_kernel - 1
     out = np.empty_like(raw)
     for sequence, row in enumerate(inputs.rows):
         start, end = inputs.cu_seqlens[sequence : sequence + 2]
         window = np.concatenate([live[row], raw[start:end]])  # window[i] is the raw row of token start - num_rows + i
         out[start:end] = sum(layer.conv[:, j] * window[j : j + end - start] for j in range(layer.conv_kernel))
-        for token, cell in captures_of(sequence, inputs):
+        for token, snapshot_id in captures_of(sequence, inputs):
             after = token - start + 1
-            cells[cell] = window[after : after + num_rows]
+            snapshots[snapshot_id] = window[after : after + num_rows]
         live[row] = window[end - start :]
     return silu(out)
 
@@ -89,11 +89,11 @@ def _recur(
 ) -> Float32:
     """Advances the state of each sequence through its tokens -> [T, H_v, D_v], the reads S^T q."""
     live = caches.recurrent(caches.rows, layer.index)
-    cells = caches.recurrent(caches.cells, layer.index)
+    snapshots = caches.recurrent(caches.snapshots, layer.index)
     out = np.empty_like(value)
     for sequence, row in enumerate(inputs.rows):
         start, end = inputs.cu_seqlens[sequence : sequence + 2]
-        cell_after = dict(captures_of(sequence, inputs))
+        snapshot_after = dict(captures_of(sequence, inputs))
         state = live[row].copy()
         for t in range(start, end):
             state *= decay[t, :, None, None]
@@ -101,13 +101,13 @@ def _recur(
             delta = beta[t, :, None] * (value[t] - read)
             state += key[t, :, :, None] * delta[:, None, :]
             out[t] = np.einsum("hkv,hk->hv", state, query[t])
-            if t in cell_after:
-                cells[cell_after[t]] = state
+            if t in snapshot_after:
+                snapshots[snapshot_after[t]] = state
         live[row] = state
     return out
 
 
 def captures_of(sequence: int, inputs: StepInputs) -> list[tuple[int, int]]:
-    """(token index after which to capture, cell) of one sequence of the step."""
+    """(token index after which to capture, snapshot) of one sequence of the step."""
     start, end = inputs.cu_captures[sequence : sequence + 2]
-    return list(zip(inputs.capture_tokens[start:end].tolist(), inputs.capture_cells[start:end].tolist(), strict=True))
+    return list(zip(inputs.capture_tokens[start:end].tolist(), inputs.capture_snapshots[start:end].tolist(), strict=True))

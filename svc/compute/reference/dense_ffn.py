@@ -1,9 +1,9 @@
 """SwiGLU feed-forward layer."""
 
-from svc.compute.layers.dense_ffn import DenseFfnWeights
 from svc.compute.reference.math import Float32, rms_norm, silu
 from svc.compute.reference.weights import ReferenceWeight
 from svc.compute.step_inputs import StepInputs
+from svc.model.layers.dense_ffn import DenseFfnWeights
 
 
 def dense_ffn(hidden: Float32, layer: DenseFfnWeights, inputs: StepInputs) -> None:

@@ -10,10 +10,10 @@ from svc.compute.step_inputs import StepInputs
 
 
 def final_hidden(hidden: Float32, norm: Float32, epsilon: float, inputs: StepInputs, caches: ReferenceCaches) -> None:
-    """norm(hidden) of each sequence's last token into its live row, of each captured token into its cell."""
+    """norm(hidden) of each sequence's last token into its live row, of each captured token into its snapshot."""
     last = hidden[inputs.cu_seqlens[1:] - 1]
     caches.hidden(caches.rows)[inputs.rows] = rms_norm(last, norm, epsilon)
-    caches.hidden(caches.cells)[inputs.capture_cells] = rms_norm(hidden[inputs.capture_tokens], norm, epsilon)
+    caches.hidden(caches.snapshots)[inputs.capture_snapshots] = rms_norm(hidden[inputs.capture_tokens], norm, epsilon)
 
 
 def hidden_rows(out: Float32, hidden: Float32, norm: Float32, epsilon: float, tokens: NDArray[np.int32]) -> None:

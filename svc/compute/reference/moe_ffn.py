@@ -9,10 +9,10 @@ Softmax over all experts, then the k best, then renormalised, is the softmax ove
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.layers.moe_ffn import MoeFfnWeights
 from svc.compute.reference.dense_ffn import swiglu
 from svc.compute.reference.math import Float32, rms_norm, sigmoid, softmax
 from svc.compute.step_inputs import StepInputs
+from svc.model.layers.moe_ffn import MoeFfnWeights
 
 
 def moe_ffn(hidden: Float32, layer: MoeFfnWeights, inputs: StepInputs) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.quant import QUANT_TYPES
 from svc.compute.reference.math import Float32
-from svc.compute.weights.gguf_file import GgufTensor
+from svc.gguf.gguf_file import GgufTensor
+from svc.gguf.quant import QUANT_TYPES
 
 TILE_ELEMENTS = 1 << 22  # of a matrix too large for the cache: dequantized 16 MiB at a time
 

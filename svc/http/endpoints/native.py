@@ -23,7 +23,7 @@ from svc.http.service import DOOR, Service
 from svc.http.text.chat_template import PromptTokens
 from svc.http.text.tokenizer import Tokenizer
 
-NO_SLOT = -1  # which seat an answer gets is the scheduler's business, and may change on the way
+NO_SLOT = -1  # which slot an answer gets is the scheduler's business, and may change on the way
 
 
 async def create(request: web.Request) -> web.StreamResponse:

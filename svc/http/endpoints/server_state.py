@@ -24,7 +24,7 @@ async def props(request: web.Request) -> web.Response:
     return json_response(
         PropsOut(
             default_generation_settings=_defaults(service),
-            total_slots=service.engine.stats().num_seats,
+            total_slots=service.engine.stats().num_slots,
             model_alias=service.model.name,
             model_path=service.model.path,
             modalities=ModalitiesOut(),
@@ -48,20 +48,20 @@ def _spelled(token: int | None, tokenizer: Tokenizer) -> str:
 
 
 async def slots(request: web.Request) -> web.Response:
-    """Every seat, taken or not; with `?fail_on_no_slot=1` a 503 when all are taken."""
+    """Every slot, taken or not; with `?fail_on_no_slot=1` a 503 when all are taken."""
     service = request.app[DOOR].service
     views, show = service.engine.slots(), service.show_prompts
-    num_seats = service.engine.stats().num_seats
-    if len(views) >= num_seats and request.query.get("fail_on_no_slot"):
+    num_slots = service.engine.stats().num_slots
+    if len(views) >= num_slots and request.query.get("fail_on_no_slot"):
         raise unavailable("Every slot is in use.", "no_slot_available")
     # What is shown of them is decoded while the next step is planned: their tokens are copied, the rest are numbers.
     taken = {view.row: replace(view, tokens=view.tokens.copy()) if show else view for view in views}
     num_bytes = sum(view.tokens.nbytes for view in views) if show else 0
-    return await request.app[TEXT_THREADS].run(num_bytes, _slots, num_seats, taken, service)
+    return await request.app[TEXT_THREADS].run(num_bytes, _slots, num_slots, taken, service)
 
 
-def _slots(num_seats: int, taken: dict[int, SlotView], service: Service) -> web.Response:
-    return json_response([_slot(row, taken.get(row), service) for row in range(num_seats)])
+def _slots(num_slots: int, taken: dict[int, SlotView], service: Service) -> web.Response:
+    return json_response([_slot(row, taken.get(row), service) for row in range(num_slots)])
 
 
 def _slot(row: int, view: SlotView | None, service: Service) -> SlotOut:

@@ -31,7 +31,7 @@ CACHE_BAR, MEMORY_BAR = 2.0, 1.0
 TEXT = ROOT / "tests" / "data" / "text" / "ppl.txt"
 DEMO = ROOT / "svc" / "models" / "headrace-demo.gguf"
 PROMPT_CHARACTERS = 7000  # about 1,500 tokens
-CONTEXT, SEATS = 4096, 4
+CONTEXT, SLOTS = 4096, 4
 LONGEST_RUN_S = 600
 
 
@@ -123,7 +123,7 @@ def reached(row: Comparison, work: Work) -> str:
 
 def compare_serving(kinds: Sequence[ServerKind], name: str, model: Path, threads: int, rounds: int) -> dict[str, Part]:
     """First tokens and memory. All servers are up at once, one is asked at a time."""
-    setting = Setting(model, CONTEXT, SEATS, threads)
+    setting = Setting(model, CONTEXT, SLOTS, threads)
     cases = ("unknown prompt", "the same again", "next turn")
     samples: dict[str, dict[str, list[float]]] = {case: {kind.name: [] for kind in kinds} for case in cases}
     lengths: dict[str, int] = {}
@@ -171,6 +171,6 @@ def memory_part(names: list[str], memory: dict[str, dict[str, int]]) -> Part:
 def compare_starts(kinds: Sequence[ServerKind], threads: int, rounds: int) -> Part:
     """The bundled model."""
     part = Part([kind.name for kind in kinds])
-    times = start_times(kinds, Setting(DEMO, 512, SEATS, threads), rounds)
+    times = start_times(kinds, Setting(DEMO, 512, SLOTS, threads), rounds)
     part.rows = [Comparison("start to ready, bundled model, s", times, lower_is_better=True)]
     return part

@@ -173,11 +173,11 @@ def batched_table_rate(output: str) -> float:
     """As above, from the table of older versions."""
     names, rows = [], []
     for line in output.splitlines():
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if "S_TG t/s" in cells:
-            names = cells
-        elif names and len(cells) == len(names) and cells[0].isdecimal():
-            rows.append(cells)
+        snapshots = [snapshot_id.strip() for snapshot_id in line.strip().strip("|").split("|")]
+        if "S_TG t/s" in snapshots:
+            names = snapshots
+        elif names and len(snapshots) == len(names) and snapshots[0].isdecimal():
+            rows.append(snapshots)
     if len(rows) != 1:
         raise ValueError(f"{len(rows)} results instead of one")
     return float(rows[0][names.index("S_TG t/s")])

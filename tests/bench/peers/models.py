@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.quant import quant_type
-from svc.compute.weights.writer import write_gguf
+from svc.gguf.quant import quant_type
+from svc.gguf.writer import write_gguf
 
 DATA = Path(__file__).parents[2] / "data"
 REVISION = 1  # part of every file's name: a higher one when what is written changes

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from svc.compute.arch import read_config
-from svc.compute.weights.gguf_file import GgufFile
+from svc.gguf.gguf_file import GgufFile
+from svc.model.arch import read_config
 
 ROOT = Path(__file__).parents[3]
 PAGE_TOKENS = 16  # any number: only bytes per token are asked for
@@ -28,11 +28,11 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The same for all: seats with a context of so many tokens each."""
+    """The same for all: slots with a context of so many tokens each."""
 
     model: Path
     context: int
-    seats: int
+    slots: int
     threads: int
 
 
@@ -56,9 +56,9 @@ class HeadraceServer:
 
     def command(self, setting: Setting, port: int) -> list[str]:
         layout = read_config(GgufFile.open(setting.model)).memory_layout(PAGE_TOKENS, "f16")
-        kv_bytes = layout.kv_bytes_per_token * setting.context * setting.seats
+        kv_bytes = layout.kv_bytes_per_token * setting.context * setting.slots
         base = [sys.executable, "-m", "svc.cli", "serve", str(setting.model), "--port", str(port), "--device", "cpu"]
-        sizes = ["--ctx", str(setting.context), "--max-seats", str(setting.seats), "--kv-bytes", str(kv_bytes)]
+        sizes = ["--ctx", str(setting.context), "--max-slots", str(setting.slots), "--kv-bytes", str(kv_bytes)]
         return [*base, *sizes, "--threads", str(setting.threads), *self.flags]
 
 
@@ -73,7 +73,7 @@ class LlamaServer:
 
     def command(self, setting: Setting, port: int) -> list[str]:
         base = [str(self.folder / "llama-server"), "-m", str(setting.model), "--host", "127.0.0.1", "--port", str(port)]
-        sizes = ["-c", str(setting.context * setting.seats), "-np", str(setting.seats)]
+        sizes = ["-c", str(setting.context * setting.slots), "-np", str(setting.slots)]
         return [*base, *sizes, "-t", str(setting.threads), "-tb", str(setting.threads), *self.flags]
 
 

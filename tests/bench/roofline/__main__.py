@@ -14,9 +14,9 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from svc.compute.arch.model import Model
 from svc.errors import HeadraceError
 from svc.memory.layout import KV_TYPE_BYTES
+from svc.model.arch.model import Model
 from tests.bench.roofline.models import NAMED, file_model, named_model, recipe
 from tests.bench.roofline.report import ceilings, describe, kernels_table, share, steps_table
 from tests.bench.roofline.step import Piece, decode, prefill, step

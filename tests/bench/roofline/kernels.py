@@ -13,9 +13,9 @@ from svc.compute.cuda.matmul import MOST_GEMV_ROWS, gemm_tokens
 from svc.compute.cuda.moe import FEW_PAIRS, sort_workspace
 from svc.compute.cuda.quantize import BLOCK_BYTES, GROUP
 from svc.compute.cuda.weights import FLOAT_TYPES, CudaWeight
-from svc.compute.layers.attention import AttentionWeights
-from svc.compute.layers.delta import DeltaWeights
-from svc.compute.quant import quant_type
+from svc.gguf.quant import quant_type
+from svc.model.layers.attention import AttentionWeights
+from svc.model.layers.delta import DeltaWeights
 from tests.bench.roofline.work import Work
 
 FLOAT = 4  # bytes

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from svc.cli.bench.shapes import SHAPES
-from svc.compute.arch import load_model
-from svc.compute.arch.model import Ffn, Mixer, Model
-from svc.compute.layers.attention import AttentionWeights
-from svc.compute.layers.delta import DeltaWeights
-from svc.compute.layers.dense_ffn import DenseFfnWeights
-from svc.compute.layers.moe_ffn import MoeFfnWeights
-from svc.compute.layers.rope import RopeTable
-from svc.compute.model_config import ModelConfig
 from svc.compute.ops import Ops
 from svc.compute.runner import open_model
-from svc.compute.weights.gguf_file import GgufTensor
+from svc.gguf.gguf_file import GgufTensor
+from svc.model.arch import load_model
+from svc.model.arch.model import Ffn, Mixer, Model
+from svc.model.layers.attention import AttentionWeights
+from svc.model.layers.delta import DeltaWeights
+from svc.model.layers.dense_ffn import DenseFfnWeights
+from svc.model.layers.moe_ffn import MoeFfnWeights
+from svc.model.layers.rope import RopeTable
+from svc.model.model_config import ModelConfig
 from tests.bench.roofline.kernels import Matrix, WeightType
 
 

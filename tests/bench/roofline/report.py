@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from svc.compute.arch.model import Model
+from svc.model.arch.model import Model
 from tests.bench.roofline.models import NAMED, named_model, recipe
 from tests.bench.roofline.step import Launch, Piece, by_kernel, decode, prefill, sequential_s, step, whole
 from tests.bench.roofline.work import MACHINES, Machine
@@ -30,7 +30,7 @@ def steps_table(model: Model, steps: Sequence[tuple[str, Sequence[Piece]]], mach
         work, seconds = whole(launches), sequential_s(launches, machine)
         giga = (work.weight_bytes, work.state_bytes, work.kv_bytes, work.activation_bytes)
         ops = (work.int8_ops, work.half_ops, work.float_ops)
-        cells = [
+        snapshots = [
             *(f"{value / 1e9:,.3f}" for value in giga),
             *(f"{value / 1e9:,.1f}" for value in ops),
             f"{work.launches:,}",
@@ -38,7 +38,7 @@ def steps_table(model: Model, steps: Sequence[tuple[str, Sequence[Piece]]], mach
             f"{1e3 * seconds:,.3f}",
             f"{sum(piece.tokens for piece in pieces) / seconds:,.0f}",
         ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append(f"| {name} | {' | '.join(snapshots)} |")
     return lines
 
 
@@ -56,14 +56,14 @@ def kernels_table(launches: Sequence[Launch], machine: Machine) -> list[str]:
     for (part, kernel), work in by_kernel(launches).items():
         count, limit_s = work.launches, times[part, kernel]
         kilo = (work.memory_bytes, work.activation_bytes, work.repeated_bytes)
-        cells = [
+        snapshots = [
             f"{count}",
             *(f"{value / count / 1e3:,.1f}" for value in kilo),
             *(f"{value / count / 1e6:,.1f}" for value in (work.int8_ops, work.half_ops, work.float_ops)),
             f"{1e6 * limit_s / count:,.2f}",
             f"{limit_s / everything:.1%}",
         ]
-        lines.append(f"| {part} | {kernel} | {' | '.join(cells)} |")
+        lines.append(f"| {part} | {kernel} | {' | '.join(snapshots)} |")
     return lines
 
 
@@ -94,6 +94,6 @@ def ceilings() -> list[str]:
             work = whole(step(model, decode(batch, PAPER_CONTEXT)))
             rates = (f"{batch / machine.memory_s(work):,.0f}" for machine in (sheet, reached))
             once = (f"{chunk.operations / PAPER_CHUNK / 1e9:.2f}", f"{PAPER_CHUNK * reached.half_rate / chunk.operations:,.0f}")
-            cells = (*rates, *(once if batch == PAPER_BATCHES[0] else ("", "")))
-            lines.append(f"| {config.name} | {batch} | {work.memory_bytes / 1e9:.2f} | {' | '.join(cells)} |")
+            snapshots = (*rates, *(once if batch == PAPER_BATCHES[0] else ("", "")))
+            lines.append(f"| {config.name} | {batch} | {work.memory_bytes / 1e9:.2f} | {' | '.join(snapshots)} |")
     return lines

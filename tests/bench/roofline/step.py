@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from svc.compute.arch.model import Model
 from svc.compute.cuda.attention import MOST_DECODE_TOKENS
 from svc.compute.cuda.delta_chunks import CHUNK, STEP_TOKENS
-from svc.compute.layers.attention import AttentionWeights
-from svc.compute.layers.delta import DeltaWeights
-from svc.compute.layers.dense_ffn import DenseFfnWeights
-from svc.compute.layers.moe_ffn import MoeFfnWeights
+from svc.model.arch.model import Model
+from svc.model.layers.attention import AttentionWeights
+from svc.model.layers.delta import DeltaWeights
+from svc.model.layers.dense_ffn import DenseFfnWeights
+from svc.model.layers.moe_ffn import MoeFfnWeights
 from tests.bench.roofline import kernels
 from tests.bench.roofline.kernels import Matrix, expected_distinct, matmul, quantize, rms_norm
 from tests.bench.roofline.work import Machine, Work, total

@@ -8,17 +8,17 @@ import numpy as np
 from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
-from svc.compute.backend import Capture, Piece, StepBatch
+from svc.compute.backend import Capture, Chunk, StepBatch
 from svc.compute.cpu import CpuOps
-from svc.compute.layers.attention import AttentionWeights
-from svc.compute.layers.delta import DeltaWeights
-from svc.compute.layers.dense_ffn import DenseFfnWeights
-from svc.compute.layers.moe_ffn import MoeFfnWeights
-from svc.compute.layers.rope import RopeTable
 from svc.compute.step_inputs import build_step_inputs
-from svc.compute.weights.gguf_file import GgufTensor
+from svc.gguf.gguf_file import GgufTensor
 from svc.memory.layout import MemoryLayout
 from svc.memory.plan import MemoryPlan
+from svc.model.layers.attention import AttentionWeights
+from svc.model.layers.delta import DeltaWeights
+from svc.model.layers.dense_ffn import DenseFfnWeights
+from svc.model.layers.moe_ffn import MoeFfnWeights
+from svc.model.layers.rope import RopeTable
 
 WIDTH = 64  # hidden size; a multiple of the 32-blocks
 KEY_HEADS, VALUE_HEADS, STATE_SIZE, TAPS = 2, 4, 48, 4  # 48: a panel of 32 and one of 16
@@ -91,7 +91,7 @@ class Outcome:
     hidden: NDArray[np.float32]  # [n, WIDTH]
     row: NDArray[np.float32]  # the live row
     pages: NDArray[np.float16]  # its pages in order of position
-    cells: NDArray[np.float32]  # one per capture
+    snapshots: NDArray[np.float32]  # one per capture
 
 
 def text(number: int, length: int) -> NDArray[np.float32]:
@@ -104,8 +104,8 @@ def run(
 ) -> list[Outcome]:
     """Runs texts of these lengths, from their start, through one layer, `kind` a method of LayerWeights.
 
-    `steps` says which text advances by how many tokens; `captures` (text, position) in all. Rows, pages and cells of a text depend
-    on the number of texts, so that no result can hang on them.
+    `steps` says which text advances by how many tokens; `captures` (text, position) in all. Rows, pages and snapshots of a text
+    depend on the number of texts, so that no result can hang on them.
     """
     layer = getattr(LayerWeights(ops), kind)()
     count = len(lengths)
@@ -118,14 +118,14 @@ def run(
     out: list[list[NDArray[np.float32]]] = [[] for _ in lengths]
     done = [0] * count
     for step in steps:
-        pieces = [Piece(rows[t], done[t], np.zeros(n, np.int32), pages[t][: -(-(done[t] + n) // PAGE_TOKENS)]) for t, n in step]
+        chunks = [Chunk(rows[t], done[t], np.zeros(n, np.int32), pages[t][: -(-(done[t] + n) // PAGE_TOKENS)]) for t, n in step]
         wanted = [
             Capture(index, position, captures.index((t, position)))
             for index, (t, n) in enumerate(step)
             for position in range(done[t] + 1, done[t] + n + 1)
             if (t, position) in captures
         ]
-        inputs = build_step_inputs(StepBatch(pieces=pieces, captures=wanted), rope)
+        inputs = build_step_inputs(StepBatch(chunks=chunks, captures=wanted), rope)
         hidden = ops.empty((inputs.num_tokens, WIDTH))
         hidden[:] = np.concatenate([texts[t][done[t] : done[t] + n] for t, n in step])
         match kind:
@@ -141,8 +141,10 @@ def run(
             out[t].append(hidden[inputs.cu_seqlens[index] : inputs.cu_seqlens[index + 1]])
             done[t] += n
     assert done == list(lengths), "the steps do not cover the texts"
-    cells = [[index for index, (owner, _) in enumerate(captures) if owner == t] for t in range(count)]
+    snapshots = [[index for index, (owner, _) in enumerate(captures) if owner == t] for t in range(count)]
     return [
-        Outcome(np.concatenate(out[t]), caches.rows[rows[t]].copy(), caches.kv[pages[t]].copy(), caches.cells[cells[t]].copy())
+        Outcome(
+            np.concatenate(out[t]), caches.rows[rows[t]].copy(), caches.kv[pages[t]].copy(), caches.snapshots[snapshots[t]].copy()
+        )
         for t in range(count)
     ]

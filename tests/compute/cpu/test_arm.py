@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from svc.compute.cpu import CpuOps
 from svc.compute.cpu.library import ARM, CODEBOOKS
 from svc.compute.cpu.structs import address
-from svc.compute.quant import QUANT_TYPES, quant_type
-from svc.compute.weights.gguf_file import GgufTensor
-from svc.compute.weights.grids import grid
+from svc.gguf.gguf_file import GgufTensor
+from svc.gguf.grids import grid
+from svc.gguf.quant import QUANT_TYPES, quant_type
 from tests.compute.cpu import test_float, test_int8
 from tests.compute.cpu.conftest import MakeOps
 from tests.compute.cpu.test_elementwise import same_bits

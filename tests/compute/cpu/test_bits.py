@@ -40,7 +40,7 @@ SCHEDULES: dict[str, list[Step]] = {
 
 def assert_same_bits(got: list[Outcome], expected: list[Outcome], what: str) -> None:
     for number, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
-        for name in ("hidden", "row", "pages", "cells"):
+        for name in ("hidden", "row", "pages", "snapshots"):
             a, b = getattr(ours, name), getattr(theirs, name)
             assert a.tobytes() == b.tobytes(), f"{what}: {name} of text {number} differs in {np.sum(a != b)} of {a.size} places"
 

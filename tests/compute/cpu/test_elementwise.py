@@ -1,11 +1,11 @@
-"""Dequantization against svc/compute/quant bit for bit, and the functions that replace libm against float64."""
+"""Dequantization against svc/gguf/quant bit for bit, and the functions that replace libm against float64."""
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from svc.compute.cpu.structs import address
-from svc.compute.quant import QUANT_TYPES
+from svc.gguf.quant import QUANT_TYPES
 from tests.compute.cpu.conftest import MakeOps
 
 Float32 = NDArray[np.float32]

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from svc.compute.cpu import CpuOps
 from svc.compute.cpu.library import available_levels
 from svc.compute.cpu.structs import address
-from svc.compute.quant import QUANT_TYPES, quant_type
-from svc.compute.weights.gguf_file import GgufTensor
+from svc.gguf.gguf_file import GgufTensor
+from svc.gguf.quant import QUANT_TYPES, quant_type
 from tests.compute.cpu.conftest import MakeOps
 
 Float32 = NDArray[np.float32]

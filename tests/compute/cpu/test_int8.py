@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from svc.compute.cpu import CpuOps
 from svc.compute.cpu.ops import CpuWeight
 from svc.compute.cpu.structs import address
-from svc.compute.quant import quant_type
-from svc.compute.weights.gguf_file import GgufTensor
+from svc.gguf.gguf_file import GgufTensor
+from svc.gguf.quant import quant_type
 from tests.compute.cpu.conftest import MakeInt8Ops
 from tests.tolerances import INT8_PRODUCT
 

@@ -11,9 +11,9 @@ import pytest
 
 from svc.compute.cpu import CpuOps, library
 from svc.compute.cpu.structs import address
-from svc.compute.quant import QUANT_TYPES
-from svc.compute.weights.gguf_file import GgufTensor
 from svc.errors import BackendUnavailableError, ModelFileError
+from svc.gguf.gguf_file import GgufTensor
+from svc.gguf.quant import QUANT_TYPES
 from svc.memory.layout import MemoryLayout
 from svc.memory.plan import MemoryPlan
 from tests.compute.cpu.conftest import MakeOps

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from svc.compute.backend import Capture, Piece, RowCell, Sample, StepBatch
+from svc.compute.backend import Capture, Chunk, RowSnapshot, Sample, StepBatch
 from svc.compute.cpu import CpuOps
 from svc.compute.runner import ModelRunner, load_model, open_model
 from svc.compute.sampling.params import SamplingParams
@@ -26,7 +26,7 @@ MODELS = {
     "tiny-qwen3-Q8_0": ("tiny-qwen3.hfdequant-Q8_0", "qwen2"),
 }
 PAGES = 24  # of 16 tokens, per row
-ROWS, CELLS = 3, 16
+ROWS, SNAPSHOTS = 3, 16
 GREEDY = SamplingParams(temperature=0)
 Tokens = NDArray[np.int32]
 
@@ -36,13 +36,13 @@ class CpuModel:
 
     def __init__(self, file: str | Path, ops: Any, kv_type: str = "f32") -> None:
         config, source = open_model(GGUF / f"{file}.gguf" if isinstance(file, str) else file)
-        plan = MemoryPlan(config.memory_layout(16, kv_type), ROWS * PAGES, ROWS, CELLS)
+        plan = MemoryPlan(config.memory_layout(16, kv_type), ROWS * PAGES, ROWS, SNAPSHOTS)
         self.ops = ops
         self.model = load_model(source, config, ops)
         self.runner = ModelRunner(self.model, ops, plan, max_step_tokens=512)
 
-    def piece(self, row: int, start: int, tokens: Sequence[int] | Tokens) -> Piece:
-        return Piece(row, start, np.array(tokens, np.int32), np.arange(PAGES, dtype=np.int32)[::-1] * ROWS + row)
+    def chunk(self, row: int, start: int, tokens: Sequence[int] | Tokens) -> Chunk:
+        return Chunk(row, start, np.array(tokens, np.int32), np.arange(PAGES, dtype=np.int32)[::-1] * ROWS + row)
 
     def row_logits(self, rows: Sequence[int]) -> NDArray[np.float32]:
         config = self.model.config
@@ -52,21 +52,21 @@ class CpuModel:
         return self.ops.to_numpy(out)
 
     def last_logits(self, tokens: Tokens, count: int) -> NDArray[np.float32]:
-        """Logits of the last `count` tokens of a text prefilled in one piece: from the hidden rows of captures in mid-piece."""
+        """Logits of the last `count` tokens of a text prefilled in one chunk: from the hidden rows of captures in mid-chunk."""
         captures = [Capture(0, len(tokens) - count + 1 + i, i) for i in range(count)]
-        self.runner.run(StepBatch(zero_rows=[0], pieces=[self.piece(0, 0, tokens)], captures=captures))
+        self.runner.run(StepBatch(zero_rows=[0], chunks=[self.chunk(0, 0, tokens)], captures=captures))
         parts = []
         for capture in captures:
-            self.runner.run(StepBatch(restores=[RowCell(1, capture.cell)]))
+            self.runner.run(StepBatch(restores=[RowSnapshot(1, capture.snapshot_id)]))
             parts.append(self.row_logits([1]))
         return np.concatenate(parts)
 
     def greedy(self, tokens: Tokens, count: int) -> list[int]:
         answer: list[int] = []
-        step = StepBatch(zero_rows=[0], pieces=[self.piece(0, 0, tokens)], samples=[Sample(0, len(tokens), 0, GREEDY)])
+        step = StepBatch(zero_rows=[0], chunks=[self.chunk(0, 0, tokens)], samples=[Sample(0, len(tokens), 0, GREEDY)])
         for position in range(len(tokens), len(tokens) + count):
             answer.append(self.runner.run(step).samples[0].token)
-            step = StepBatch(pieces=[self.piece(0, position, answer[-1:])], samples=[Sample(0, position + 1, 0, GREEDY)])
+            step = StepBatch(chunks=[self.chunk(0, position, answer[-1:])], samples=[Sample(0, position + 1, 0, GREEDY)])
         return answer
 
 
@@ -80,7 +80,7 @@ def best() -> CpuOps:
 def test_golden_logits(best: CpuOps, file: str, name: str) -> None:
     """The last logits of each prompt (16 at most) within the tolerance of two float32 engines, f32 pages."""
     archive, family = MODELS[file]
-    expected = golden(archive)[f"{name}.logits"][-CELLS:]
+    expected = golden(archive)[f"{name}.logits"][-SNAPSHOTS:]
     logits = CpuModel(file, best).last_logits(prompt(name, family), len(expected))
     np.testing.assert_allclose(logits, expected, rtol=0, atol=LOGITS_GOLDEN)
 
@@ -101,7 +101,7 @@ def test_8_bit_activations(tmp_path: Path) -> None:
     rounded, exact = (CpuModel(path, CpuOps(2, activations=kind, poison=True)) for kind in ("int8", "float"))
     divergences = []
     for name in ("s0", "s1", "s2", "s3"):
-        wanted = expected[f"{name}.logits"][-CELLS:]
+        wanted = expected[f"{name}.logits"][-SNAPSHOTS:]
         found = rounded.last_logits(prompt(name), len(wanted))
         assert not np.array_equal(found, exact.last_logits(prompt(name), len(wanted)))
         divergences += divergence(wanted, found).tolist()
@@ -110,22 +110,22 @@ def test_8_bit_activations(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["tiny-qwen35-hd128-bf16", "tiny-qwen3next-Q4_K_M"])
 def test_same_logits_however_the_steps_are_made(make_ops: MakeOps, level: str, file: str) -> None:
-    """Two texts in company and in pieces, one of them resumed from a snapshot in another row, on 3 threads and any level: the bits
-    that each gives alone, in one piece, on one thread."""
+    """Two texts in company and in chunks, one of them resumed from a snapshot in another row, on 3 threads and any level: the bits
+    that each gives alone, in one chunk, on one thread."""
     family = MODELS[file][1]
     first, second = prompt("s2", family)[:40], prompt("s3", family)[:23]
     control = CpuModel(file, make_ops(1, "base"), "f16")
-    control.runner.run(StepBatch(zero_rows=[0], pieces=[control.piece(0, 0, first)]))
-    control.runner.run(StepBatch(zero_rows=[2], pieces=[control.piece(2, 0, second)]))
+    control.runner.run(StepBatch(zero_rows=[0], chunks=[control.chunk(0, 0, first)]))
+    control.runner.run(StepBatch(zero_rows=[2], chunks=[control.chunk(2, 0, second)]))
     expected = control.row_logits([0, 2])
 
     model = CpuModel(file, make_ops(3, level), "f16")
-    piece, run = model.piece, model.runner.run
-    run(StepBatch(zero_rows=[0], pieces=[piece(0, 0, first[:19])], captures=[Capture(0, 7, 3)]))
-    resumed = Piece(1, 7, first[7:20], piece(0, 0, [0]).pages)  # the pages of row 0 hold the seven tokens before
-    run(StepBatch(zero_rows=[2], restores=[RowCell(1, 3)], pieces=[piece(2, 0, second[:9]), resumed]))
-    run(StepBatch(pieces=[Piece(1, 20, first[20:21], resumed.pages), piece(2, 9, second[9:])]))
-    run(StepBatch(pieces=[Piece(1, 21, first[21:], resumed.pages)]))
+    chunk, run = model.chunk, model.runner.run
+    run(StepBatch(zero_rows=[0], chunks=[chunk(0, 0, first[:19])], captures=[Capture(0, 7, 3)]))
+    resumed = Chunk(1, 7, first[7:20], chunk(0, 0, [0]).pages)  # the pages of row 0 hold the seven tokens before
+    run(StepBatch(zero_rows=[2], restores=[RowSnapshot(1, 3)], chunks=[chunk(2, 0, second[:9]), resumed]))
+    run(StepBatch(chunks=[Chunk(1, 20, first[20:21], resumed.pages), chunk(2, 9, second[9:])]))
+    run(StepBatch(chunks=[Chunk(1, 21, first[21:], resumed.pages)]))
     logits = model.row_logits([1, 2])
     assert np.isfinite(expected).all()
     assert logits.tobytes() == expected.tobytes(), f"{np.abs(logits - expected).max()}"

@@ -13,7 +13,7 @@ from svc.compute.cuda.device import Device
 from svc.compute.cuda.ops import CudaOps
 from svc.compute.cuda.weights import CudaWeight
 from svc.compute.sampling.params import SamplingParams
-from svc.compute.weights.gguf_file import GgufTensor
+from svc.gguf.gguf_file import GgufTensor
 from tests.compute.cpu.test_models import MODELS, CpuModel
 from tests.compute.eight_bit import as_q8_0, divergence
 from tests.compute.rig import GGUF, golden, prompt
@@ -80,13 +80,13 @@ def some_tokens(device: str) -> list[int]:
     model = CpuModel("tiny-qwen3next-Q4_K_M", CudaOps(EmulatedDevice(**DEVICES[device])))
     texts = [prompt("s2", "qwen2")[:length] for length in (5, 3, 33)]
     ends = [Sample(row, len(text), 0, SamplingParams(temperature=0)) for row, text in enumerate(texts)]
-    pieces = [model.piece(row, 0, text) for row, text in enumerate(texts)]
+    chunks = [model.chunk(row, 0, text) for row, text in enumerate(texts)]
     captures = [Capture(2, 9, 1), Capture(0, 5, 0)]
-    found = list(model.runner.run(StepBatch(zero_rows=[0, 1, 2], pieces=pieces, captures=captures, samples=ends)).samples)
+    found = list(model.runner.run(StepBatch(zero_rows=[0, 1, 2], chunks=chunks, captures=captures, samples=ends)).samples)
     for step in range(2):
-        pieces = [model.piece(row, len(text) + step, [7 + step]) for row, text in enumerate(texts)]
+        chunks = [model.chunk(row, len(text) + step, [7 + step]) for row, text in enumerate(texts)]
         wanted = [Sample(row, len(text) + step + 1, 0, SamplingParams(temperature=0)) for row, text in enumerate(texts)]
-        found += model.runner.run(StepBatch(pieces=pieces, samples=wanted)).samples
+        found += model.runner.run(StepBatch(chunks=chunks, samples=wanted)).samples
     return [one.token for one in found]
 
 

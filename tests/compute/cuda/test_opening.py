@@ -126,7 +126,7 @@ def test_load(emulated: list[int], logger: Any) -> None:
 @pytest.mark.skipif(not have_compiler(), reason="the CUDA emulator needs g++")
 async def test_serve(emulated: list[int], logger: Any) -> None:
     """A whole server on it, loaded on one thread and computing on another: the same prompt again is reused, with the same bits."""
-    config = Config(model=str(MODEL), device="cuda", ctx=256, max_step_tokens=64, max_seats=2)
+    config = Config(model=str(MODEL), device="cuda", ctx=256, max_step_tokens=64, max_slots=2)
     body = {"prompt": [300, 301, 302, 303, 304], "max_tokens": 3, "temperature": 0, "ignore_eos": True, "logprobs": 1}
     answers = []
     async with app.private_server(config, logger, no_progress) as (url, key), aiohttp.ClientSession() as session:
@@ -176,7 +176,7 @@ def test_host_tier_that_the_machine_does_not_give(emulated: list[int], logger: A
 
     device = EmulatedDevice()
     config, _ = open_model(MODEL)
-    plan = MemoryPlan(config.memory_layout(16, "f16"), 8, 2, 4, num_host_pages=3, num_host_cells=2)
+    plan = MemoryPlan(config.memory_layout(16, "f16"), 8, 2, 4, num_host_pages=3, num_host_snapshots=2)
     monkeypatch.setattr(EmulatedDevice, "pinned", pinned)
     with pytest.raises(MemoryBudgetError, match=rf"with {plan.host_bytes} bytes of pinned memory beside it: nothing left to pin"):
         CudaOps(cast(Device, device)).caches(plan)
@@ -187,6 +187,6 @@ def test_automatic_host_tier(emulated: list[int], logger: Any) -> None:
     opened = app.open_configured(Config(model=str(MODEL), max_step_tokens=64))
     plan, _ = app._plan(Config(model=str(MODEL), max_step_tokens=64), opened, app.choose_ops(Config(device="cuda"), logger))
     assert 15 * MIB < plan.host_bytes <= 16 * MIB
-    assert 0 < plan.num_host_pages / plan.num_pages == pytest.approx(plan.num_host_cells / plan.num_cells, rel=0.1)
-    plan, _ = app._plan(Config(model=str(MODEL), max_seats=1), opened, app.choose_ops(Config(device="reference"), logger))
+    assert 0 < plan.num_host_pages / plan.num_pages == pytest.approx(plan.num_host_snapshots / plan.num_snapshots, rel=0.1)
+    plan, _ = app._plan(Config(model=str(MODEL), max_slots=1), opened, app.choose_ops(Config(device="reference"), logger))
     assert not plan.host_tier

@@ -48,19 +48,19 @@ def test_more_chunks_than_scratch_memory(chunks: int) -> None:
     assert sum(sizes) > 2
 
 
-def test_captured_cells_are_written_when_the_step_is_over() -> None:
-    """On a device that does nothing until somebody waits: a step without samples has waited for the cells it says are written."""
+def test_captured_snapshots_are_written_when_the_step_is_over() -> None:
+    """On a device that does nothing until somebody waits: a step without samples has waited for the snapshots it captured."""
     device = EmulatedDevice(lazy=True)
     model = CpuModel("tiny-qwen3next-Q4_K_M", CudaOps(device))
     step = StepBatch(
-        zero_rows=[0], pieces=[model.piece(0, 0, prompt("s1", "qwen2"))], captures=[Capture(0, 3, 2), Capture(0, 7, 5)]
+        zero_rows=[0], chunks=[model.chunk(0, 0, prompt("s1", "qwen2"))], captures=[Capture(0, 3, 2), Capture(0, 7, 5)]
     )
     result = model.runner.run(step)
     assert result.captured == (2, 5)
     assert not device.main.queue
-    cells = device.to_host(model.runner._caches.cells)
-    assert np.isfinite(cells[[2, 5]]).all()
-    assert np.isnan(np.delete(cells, [2, 5], axis=0)).all()
+    snapshots = device.to_host(model.runner._caches.snapshots)
+    assert np.isfinite(snapshots[[2, 5]]).all()
+    assert np.isnan(np.delete(snapshots, [2, 5], axis=0)).all()
 
 
 @pytest.mark.parametrize("file", ["tiny-qwen3next-Q4_K_M", "tiny-qwen35-hd128-bf16"])
@@ -83,11 +83,11 @@ def decoded(model: CpuModel) -> tuple[list[np.ndarray], np.ndarray]:
     """Logits of each row after each step, and the whole KV slab."""
     run, logits = model.runner.run, []
     texts = [prompt("s2", "qwen2")[:length] for length in (5, 3, 17)]
-    run(StepBatch(zero_rows=[0, 1, 2], pieces=[model.piece(row, 0, text) for row, text in enumerate(texts)]))
+    run(StepBatch(zero_rows=[0, 1, 2], chunks=[model.chunk(row, 0, text) for row, text in enumerate(texts)]))
     for step in range(6):
         rows = [0, 1, 2] if step < 3 else [2, 0]
-        pieces = [model.piece(row, len(texts[row]) + (step if row != 1 else min(step, 3)), [7 + step + row]) for row in rows]
-        run(StepBatch(pieces=pieces))
+        pieces = [model.chunk(row, len(texts[row]) + (step if row != 1 else min(step, 3)), [7 + step + row]) for row in rows]
+        run(StepBatch(chunks=pieces))
         logits.append(model.row_logits(rows))
     return logits, model.ops.device.to_host(model.runner._caches.kv)
 
@@ -98,7 +98,7 @@ def test_scores_come_back_as_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     model = CpuModel("tiny-qwen3next-Q4_K_M", CudaOps(device))
     monkeypatch.setattr(device, "to_host", None)
     wanted = [Score(0, position, int(token)) for position, token in enumerate(text) if position]
-    result = model.runner.run(StepBatch(zero_rows=[0], pieces=[model.piece(0, 0, text)], scores=[*wanted, Score(0, len(text), 9)]))
+    result = model.runner.run(StepBatch(zero_rows=[0], chunks=[model.chunk(0, 0, text)], scores=[*wanted, Score(0, len(text), 9)]))
     monkeypatch.undo()
     last = model.row_logits([0])[0].astype(np.float64)
     assert len(result.scores) == len(text)

@@ -28,9 +28,9 @@ from tests.cuda_emulator.build import have_compiler
 from tests.cuda_emulator.device import EmulatedDevice, EmulatedEvent, EmulatedStream
 from tests.slots.harness import Answer, Driver
 
-OUT, IN, CELL, ROW = MoveKind.PAGE_OUT, MoveKind.PAGE_IN, MoveKind.CELL_OUT, MoveKind.ROW_IN
+OUT, IN, SNAPSHOT, ROW = MoveKind.PAGE_OUT, MoveKind.PAGE_IN, MoveKind.SNAPSHOT_OUT, MoveKind.ROW_IN
 LOGPROBS = SamplingParams(temperature=0, num_logprobs=2)
-PLAN = MemoryPlan(MemoryLayout(8, 1, 1, 16, 1, 1, 4, 4, 12, 3, 16, "f32"), 6, 2, 3, num_host_pages=8, num_host_cells=4)
+PLAN = MemoryPlan(MemoryLayout(8, 1, 1, 16, 1, 1, 4, 4, 12, 3, 16, "f32"), 6, 2, 3, num_host_pages=8, num_host_snapshots=4)
 
 
 class DeafEvent(EmulatedEvent):
@@ -150,7 +150,7 @@ def test_each_event_is_needed(story: Callable[[Bench], float], planted: type[Hos
 def test_moves_are_over_when_their_event_is_done() -> None:
     """Not when they are queued, not all at once; waiting for all waits for the last."""
     bench = Bench(HostTraffic)
-    bench.step(StepBatch(moves=[Move(CELL, 0, 0), Move(CELL, 1, 1)]))
+    bench.step(StepBatch(moves=[Move(SNAPSHOT, 0, 0), Move(SNAPSHOT, 1, 1)]))
     bench.step(StepBatch(moves=[Move(ROW, 1, 0)]))
     assert bench.traffic.over(all_of_them=False) == 0
     first = bench.traffic._under_way[0]
@@ -176,11 +176,19 @@ def test_a_step_that_disturbs_nothing_waits_for_nothing() -> None:
 
 def test_neighbours_are_one_copy() -> None:
     """Runs in both directions; what only one slab has side by side is not joined."""
-    moves = [Move(OUT, 1, 4), Move(OUT, 2, 5), Move(OUT, 3, 6), Move(IN, 6, 9), Move(IN, 5, 8), Move(IN, 4, 8), Move(CELL, 4, 8)]
-    assert list(runs(moves)) == [Run(OUT, 1, 4, 3), Run(IN, 5, 8, 2), Run(IN, 4, 8, 1), Run(CELL, 4, 8, 1)]
+    moves = [
+        Move(OUT, 1, 4),
+        Move(OUT, 2, 5),
+        Move(OUT, 3, 6),
+        Move(IN, 6, 9),
+        Move(IN, 5, 8),
+        Move(IN, 4, 8),
+        Move(SNAPSHOT, 4, 8),
+    ]
+    assert list(runs(moves)) == [Run(OUT, 1, 4, 3), Run(IN, 5, 8, 2), Run(IN, 4, 8, 1), Run(SNAPSHOT, 4, 8, 1)]
     assert list(runs([])) == []
     places = places_moved(moves)
-    assert (places.pages, places.rows, places.cells) == ({1, 2, 3, 9, 8}, set(), {4})
+    assert (places.pages, places.rows, places.snapshots) == ({1, 2, 3, 9, 8}, set(), {4})
     assert places_written(StepBatch(zero_rows=[3]), 16).rows == {3}
 
 
@@ -208,11 +216,11 @@ def fresh(device: Device) -> Iterator[Fresh]:
     runners: list[ModelRunner] = []
 
     def make(
-        *, traffic: type[HostTraffic] = HostTraffic, pages: int = 30, cells: int = 16, host: tuple[int, int] = (0, 0)
+        *, traffic: type[HostTraffic] = HostTraffic, pages: int = 30, snapshots: int = 16, host: tuple[int, int] = (0, 0)
     ) -> Driver:
         ops = TrafficOps(device, traffic)
         config, source = open_model(GGUF / "tiny-qwen3next-Q4_K_M.gguf")
-        plan = MemoryPlan(config.memory_layout(16, "f16"), pages, 2, cells, *host)
+        plan = MemoryPlan(config.memory_layout(16, "f16"), pages, 2, snapshots, *host)
         ticks = itertools.count()  # how a prompt is cut depends on the time that steps take, and rounding on how it is cut
         runners.append(ModelRunner(load_model(source, config, ops), ops, plan, 64, lambda: 1e-9 * next(ticks)))  # type: ignore[arg-type]
         return Driver(runners[-1])
@@ -242,7 +250,7 @@ def test_two_conversations_that_do_not_fit_on_the_device(fresh: Fresh) -> None:
     """Each finds its memory again, as if there were room for both: the same reuse, the same bits. Where the main stream does not
     wait, something is lost. (The other waits are needed where a step begins before the last one has ended.)"""
     control = talk(fresh())
-    small: dict[str, Any] = {"pages": 5, "cells": 2, "host": (20, 8)}
+    small: dict[str, Any] = {"pages": 5, "snapshots": 2, "host": (20, 8)}
     driver = fresh(**small)
     answers = talk(driver)
     assert [answer.cached for answer in answers] == [answer.cached for answer in control] == [0, 0, 42, 42]

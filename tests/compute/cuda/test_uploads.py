@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from svc.compute.arch import load_model
 from svc.compute.cuda import uploads
 from svc.compute.cuda.ops import CudaOps
 from svc.compute.cuda.uploads import Uploads
-from svc.compute.layers.loading import row_slice
 from svc.compute.runner import open_model
-from svc.compute.weights.gguf_file import GgufTensor
+from svc.gguf.gguf_file import GgufTensor
+from svc.model.arch import load_model
+from svc.model.layers.loading import row_slice
 from tests.compute.rig import GGUF
 from tests.cuda_emulator.build import have_compiler
 from tests.cuda_emulator.device import EmulatedDevice

@@ -7,12 +7,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from svc.compute.arch.model import Model
-from svc.compute.backend import Capture, History, PageCopy, Piece, RowCell, Sample, Score, StepBatch
+from svc.compute.backend import Capture, Chunk, History, PageCopy, RowSnapshot, Sample, Score, StepBatch
 from svc.compute.cuda.ops import CudaOps
 from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner, load_model, open_model
 from svc.compute.sampling.params import SamplingParams
 from svc.memory.plan import MemoryPlan
+from svc.model.arch.model import Model
 from tests.compute.rig import GGUF
 from tests.cuda_emulator.build import have_compiler
 from tests.cuda_emulator.device import EmulatedDevice
@@ -43,30 +43,30 @@ class Server:
     def free(self) -> int:
         return self.device.memory().free_bytes
 
-    def piece(self, row: int, start: int, count: int) -> Piece:
+    def chunk(self, row: int, start: int, count: int) -> Chunk:
         pages = np.arange(PAGES, dtype=np.int32)[::-1] * self.rows + row
-        return Piece(row, start, np.arange(7, 7 + count, dtype=np.int32), pages)
+        return Chunk(row, start, np.arange(7, 7 + count, dtype=np.int32), pages)
 
     def samples(self, positions: Sequence[int], params: SamplingParams = PENALIZED) -> list[Sample]:
         history = [History(np.arange(position, dtype=np.int32), 1) if params.has_penalties else None for position in positions]
         return [Sample(row, at, 0, params, history=past) for row, (at, past) in enumerate(zip(positions, history, strict=True))]
 
     def steps(self) -> list[StepBatch]:
-        """One of every kind: the longest piece, captured in many places, beside others; rows decoding together; moves alone."""
+        """One of every kind: the longest chunk, captured in many places, beside others; rows decoding together; moves alone."""
         rows, (first, second) = range(self.rows), (self.tokens - self.rows + 1, 1)
         long = min(first, PAGES * 16 - 4)
-        pieces = [self.piece(row, 0, second if row else long) for row in rows]
-        ends = [len(piece.tokens) for piece in pieces]
-        captures = [Capture(0, 1 + 3 * i, i) for i in range(min(self.plan.num_cells, long // 3))]
+        chunks = [self.chunk(row, 0, second if row else long) for row in rows]
+        ends = [len(chunk.tokens) for chunk in chunks]
+        captures = [Capture(0, 1 + 3 * i, i) for i in range(min(self.plan.num_snapshots, long // 3))]
         scores = [Score(0, position, 3) for position in range(1, long)]
-        decodes = [StepBatch(pieces=[self.piece(row, ends[row] + i, 1) for row in rows]) for i in range(3)]
+        decodes = [StepBatch(chunks=[self.chunk(row, ends[row] + i, 1) for row in rows]) for i in range(3)]
         return [
-            StepBatch(zero_rows=list(rows), pieces=pieces, captures=captures, scores=scores, samples=self.samples(ends)),
+            StepBatch(zero_rows=list(rows), chunks=chunks, captures=captures, scores=scores, samples=self.samples(ends)),
             *decodes,
             StepBatch(
                 copies=[PageCopy(0, PAGES * self.rows)],
-                saves=[RowCell(0, self.plan.num_cells - 1)],
-                restores=[RowCell(row, 0) for row in rows if captures],
+                saves=[RowSnapshot(0, self.plan.num_snapshots - 1)],
+                restores=[RowSnapshot(row, 0) for row in rows if captures],
                 samples=self.samples([1] * self.rows, SamplingParams(temperature=0)),
             ),
         ]

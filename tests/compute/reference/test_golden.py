@@ -9,16 +9,16 @@ import pytest
 from numpy.typing import NDArray
 
 from svc.compute.backend import StepBatch
-from svc.compute.layers.loading import WeightLoader
-from svc.compute.layers.moe_ffn import load_moe_ffn
-from svc.compute.model_config import ModelConfig
 from svc.compute.reference import ReferenceOps
 from svc.compute.reference.math import l2_norm, rms_norm
 from svc.compute.reference.moe_ffn import route
 from svc.compute.runner import open_model
 from svc.compute.step_inputs import build_step_inputs
-from svc.compute.weights.gguf_file import GgufFile
-from svc.compute.weights.tensors import WeightSource
+from svc.gguf.gguf_file import GgufFile
+from svc.gguf.tensors import WeightSource
+from svc.model.layers.loading import WeightLoader
+from svc.model.layers.moe_ffn import load_moe_ffn
+from svc.model.model_config import ModelConfig
 from tests.compute.rig import GGUF, GOLDEN, Rig, golden, prompt
 from tests.tolerances import LAYER_GOLDEN, LOGITS_GOLDEN
 
@@ -42,7 +42,7 @@ def rig(file: str) -> Rig:
 @pytest.mark.parametrize("name", ["s0", "s1", "s2", "s3"])
 @pytest.mark.parametrize("file", MODELS)
 def test_logits(file: str, name: str) -> None:
-    """Every logit of the kept rows of each prompt, prefilled in one piece."""
+    """Every logit of the kept rows of each prompt, prefilled in one chunk."""
     archive, family = MODELS[file]
     expected = cached_golden(archive)[f"{name}.logits"]
     logits = rig(file).prefill(prompt(name, family))
@@ -140,7 +140,7 @@ def test_experts(name: str) -> None:
     close(weights, expected["layer0.router_weights"])
     before = hidden.copy()
     model = rig("tiny-qwen35moe-Q4_K_M")
-    ops.moe_ffn(hidden, layer, build_step_inputs(StepBatch(pieces=[model.piece(0, 0, prompt(name))]), None))
+    ops.moe_ffn(hidden, layer, build_step_inputs(StepBatch(chunks=[model.chunk(0, 0, prompt(name))]), None))
     close(hidden - before, expected["layer0.mlp_out"])
     close(hidden, expected["layer0.out"])
 

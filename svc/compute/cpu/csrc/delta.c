@@ -32,8 +32,8 @@ ALWAYS_INLINE float *live_state(const delta_job *j, int sequence) {
     return j->c->rows + (size_t)j->in->rows[sequence] * (size_t)j->c->state_elements;
 }
 
-ALWAYS_INLINE float *cell_state(const delta_job *j, int capture) {
-    return j->c->cells + (size_t)j->in->capture_cells[capture] * (size_t)j->c->state_elements;
+ALWAYS_INLINE float *snapshot_state(const delta_job *j, int capture) {
+    return j->c->snapshots + (size_t)j->in->capture_snapshots[capture] * (size_t)j->c->state_elements;
 }
 
 /* The raw convolution row `index` tokens after the first of the sequence; negative: rows kept from before. */
@@ -180,7 +180,7 @@ ALWAYS_INLINE void run_panel(int vectors, const delta_job *j, int sequence, int 
         if (capture < end_capture && j->in->capture_tokens[capture] == t) {
             end_token(vectors, l->key_dim, &h, NULL, panel, (size_t)width, panel, (size_t)width, NULL, NULL, seen);
             for (; capture < end_capture && j->in->capture_tokens[capture] == t; capture++) {
-                copy_panel(cell_state(j, capture) + place, ld, panel, (size_t)width, l->key_dim, width);
+                copy_panel(snapshot_state(j, capture) + place, ld, panel, (size_t)width, l->key_dim, width);
             }
             begin_token(vectors, l->key_dim, &next, panel, (size_t)width, panel, seen);
         } else {
@@ -194,7 +194,7 @@ ALWAYS_INLINE void run_panel(int vectors, const delta_job *j, int sequence, int 
         end_token(vectors, l->key_dim, &h, &h.decay, live, ld, live, ld, NULL, fetch, seen);
     }
     for (; capture < end_capture; capture++) {
-        copy_panel(cell_state(j, capture) + place, ld, live, ld, l->key_dim, width);
+        copy_panel(snapshot_state(j, capture) + place, ld, live, ld, l->key_dim, width);
     }
 }
 
@@ -219,7 +219,7 @@ static void keep_conv_rows(const delta_job *j, int sequence) {
     for (int capture = j->in->cu_captures[sequence]; capture < j->in->cu_captures[sequence + 1]; capture++) {
         int count = j->in->capture_tokens[capture] - first + 1;
         for (int i = 0; i < kept; i++) {
-            float *target = cell_state(j, capture) + j->conv_offset + (size_t)i * (size_t)j->channels;
+            float *target = snapshot_state(j, capture) + j->conv_offset + (size_t)i * (size_t)j->channels;
             memcpy(target, raw_row(j, sequence, count - kept + i), bytes);
         }
     }
@@ -297,7 +297,7 @@ static void project(delta_job *j, const float *normed, size_t ld) {
     run_products(j->e, products, 4);
 }
 
-/* hidden [T][C] += mixer(norm(hidden)); advances live rows and writes captured cells. key_dim and value_dim are multiples of 16. */
+/* hidden [T][C] += mixer(norm(hidden)); advances live rows and writes captured snapshots. key_dim and value_dim are multiples of 16. */
 EXPORT int hr_delta_mixer(engine *e, float *hidden, const delta_layer *l, const step_inputs *in, const caches *c) {
     arena_reset(e);
     size_t tokens = (size_t)in->num_tokens, ld = ROUND_LANES(l->qkv.cols);

@@ -36,7 +36,7 @@ EXPORT int hr_embed(engine *e, float *hidden, const matrix *table, const step_in
     return 0;
 }
 
-/* norm(hidden) [T][C] of each sequence's last token into its live row, of each captured token into its cell. */
+/* norm(hidden) [T][C] of each sequence's last token into its live row, of each captured token into its snapshot. */
 EXPORT int hr_final_hidden(engine *e, const float *hidden, const float *weight, float epsilon, int size, const step_inputs *in, const caches *c) {
     (void)e;
     for (int s = 0; s < in->num_sequences; s++) {
@@ -44,8 +44,8 @@ EXPORT int hr_final_hidden(engine *e, const float *hidden, const float *weight, 
         rms_norm(hidden + (size_t)(in->cu_seqlens[s + 1] - 1) * (size_t)size, weight, epsilon, size, row);
     }
     for (int i = 0; i < in->num_captures; i++) {
-        float *cell = c->cells + (int64_t)in->capture_cells[i] * c->state_elements + c->hidden_offset;
-        rms_norm(hidden + (size_t)in->capture_tokens[i] * (size_t)size, weight, epsilon, size, cell);
+        float *snapshot = c->snapshots + (int64_t)in->capture_snapshots[i] * c->state_elements + c->hidden_offset;
+        rms_norm(hidden + (size_t)in->capture_tokens[i] * (size_t)size, weight, epsilon, size, snapshot);
     }
     return 0;
 }

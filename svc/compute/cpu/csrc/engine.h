@@ -18,14 +18,14 @@ typedef struct { /* a matrix [rows][cols], or `experts` of them, in its file typ
 } matrix;
 
 typedef struct { /* svc/compute/step_inputs.py */
-    const int32_t *tokens, *positions, *cu_seqlens, *rows, *block_table, *capture_tokens, *capture_cells, *cu_captures;
+    const int32_t *tokens, *positions, *cu_seqlens, *rows, *block_table, *capture_tokens, *capture_snapshots, *cu_captures;
     const float *rope_cos, *rope_sin; /* [T][rope_pairs] */
     int32_t num_tokens, num_sequences, max_pages, num_captures, rope_pairs;
 } step_inputs;
 
 typedef struct { /* svc/memory/layout.py */
     void *kv;
-    float *rows, *cells;
+    float *rows, *snapshots;
     int64_t page_elements, state_elements, hidden_offset;
     int32_t kv_is_half, page_tokens;
 } caches;

@@ -38,10 +38,10 @@ struct pool {
     pthread_mutex_t mutex;
     pthread_cond_t wake, finished;
     pthread_t *threads;
-    struct seat {
+    struct slot {
         pool *owner;
         int index;
-    } *seats;
+    } *slots;
 };
 
 static int work_waits(pool *p) {
@@ -70,8 +70,8 @@ static void take_tasks(pool *p, int worker) {
 }
 
 static void *worker_main(void *argument) {
-    struct seat *seat = argument;
-    pool *p = seat->owner;
+    struct slot *slot = argument;
+    pool *p = slot->owner;
     while (!atomic_load(&p->stop)) {
         int spins = 0;
         while (spins < SPINS && !work_waits(p)) {
@@ -88,7 +88,7 @@ static void *worker_main(void *argument) {
             pthread_mutex_unlock(&p->mutex);
         }
         if (!atomic_load(&p->stop)) {
-            take_tasks(p, seat->index);
+            take_tasks(p, slot->index);
         }
     }
     return NULL;
@@ -101,9 +101,9 @@ pool *pool_open(int threads) {
     }
     int wanted = threads > 1 ? threads - 1 : 0;
     *p = (pool){.owner = getpid(), .threads = calloc((size_t)wanted + 1, sizeof *p->threads),
-                .seats = calloc((size_t)wanted + 1, sizeof *p->seats)};
-    if (!p->threads || !p->seats) {
-        free(p->threads), free(p->seats), free(p);
+                .slots = calloc((size_t)wanted + 1, sizeof *p->slots)};
+    if (!p->threads || !p->slots) {
+        free(p->threads), free(p->slots), free(p);
         return NULL;
     }
     pthread_mutex_init(&p->mutex, NULL);
@@ -113,8 +113,8 @@ pool *pool_open(int threads) {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (int i = 0; i < wanted; i++) {
-        p->seats[i] = (struct seat){p, i + 1};
-        if (pthread_create(&p->threads[i], NULL, worker_main, &p->seats[i])) {
+        p->slots[i] = (struct slot){p, i + 1};
+        if (pthread_create(&p->threads[i], NULL, worker_main, &p->slots[i])) {
             break;
         }
         p->num_workers++;
@@ -136,7 +136,7 @@ void pool_close(pool *p) {
         pthread_cond_destroy(&p->finished);
         pthread_mutex_destroy(&p->mutex);
     }
-    free(p->threads), free(p->seats), free(p);
+    free(p->threads), free(p->slots), free(p);
 }
 
 int pool_threads(const pool *p) { return p->num_workers + 1; }

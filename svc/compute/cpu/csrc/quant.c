@@ -1,5 +1,5 @@
 /* Exact dequantization of every supported GGUF type. The arithmetic (order of multiplications, no fused operation) is that of
- * svc/compute/quant, so that both give the same bits. Packed integers are spread to bytes sixteen at a time, then scaled. */
+ * svc/gguf/quant, so that both give the same bits. Packed integers are spread to bytes sixteen at a time, then scaled. */
 #include "quant.h"
 
 #include "byte_lanes.h"

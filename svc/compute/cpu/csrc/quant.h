@@ -12,7 +12,7 @@ typedef struct {
     const float *iq2_xxs, *iq2_xs, *iq2_s, *iq3_xxs, *iq3_s, *iq1;
 } codebooks;
 
-/* Exactly dequantizes n values (a multiple of the type's block) of one row; bit for bit what svc/compute/quant gives. */
+/* Exactly dequantizes n values (a multiple of the type's block) of one row; bit for bit what svc/gguf/quant gives. */
 typedef void (*dequantize_fn)(const uint8_t *restrict row, float *restrict out, size_t n, const codebooks *books);
 
 dequantize_fn dequantizer(int type); /* NULL: type not supported */

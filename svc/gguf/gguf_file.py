@@ -1,0 +1,181 @@
+"""A GGUF model file, mapped into memory: metadata as Python values, tensors as views of the file's bytes."""
+
+import math
+import mmap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from svc.errors import ModelFileError
+from svc.gguf.header import Scalar, TensorEntry, Value, shown
+from svc.gguf.metadata import TypedMetadata
+from svc.gguf.overrides import overridden
+from svc.gguf.parts import Part, entries, read_parts, stem
+from svc.gguf.quant import QUANT_TYPES, QUANT_TYPES_BY_ID, QuantType
+
+READ_BYTES = 4 << 20  # read in before anybody is asked whether to go on
+TOUCH_BYTES = 4096  # a page is at least as large
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GgufTensor:
+    """One tensor of a mapped file; nothing of it is in memory before it is touched.
+
+    `shape` is in numpy order, (out, in) for a matrix: the reverse of ggml's `ne`. `type` is a name in QUANT_TYPES.
+    `data` is a read-only view of its packed rows, uint8 `shape[:-1] + (bytes per row,)`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    data: NDArray[np.uint8]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in the file, in bytes."""
+        return self.data.nbytes
+
+    @property
+    def quant(self) -> QuantType:
+        return QUANT_TYPES[self.type]
+
+    def float_view(self) -> NDArray[np.float32] | NDArray[np.float16]:
+        """A read-only view of `shape` into the file, for F32 and F16 tensors only."""
+        assert self.type in ("F32", "F16"), f"{self.name} is {self.type}, not F32 or F16"
+        return self.data.view(np.float32) if self.type == "F32" else self.data.view(np.float16)
+
+    def dequantize(self) -> NDArray[np.float32]:
+        """All values as a new float32 array of `shape`. For some rows only: `quant.dequantize(data[rows])`."""
+        return self.quant.dequantize(self.data)
+
+    def read_in(self) -> Iterator[int]:
+        """Makes the system read the data from the disk, in order, without copying it; yields the bytes done, now and then.
+
+        Other threads run meanwhile. Where all is in memory already it takes a quarter of a second for ten gigabytes.
+        """
+        done = 0
+        for piece in self.pieces(READ_BYTES):
+            np.maximum(piece[::TOUCH_BYTES].max(), piece[-1])  # numpy lets go of the interpreter for so many
+            done += len(piece)
+            yield done
+
+    def pieces(self, most_bytes: int) -> Iterator[NDArray[np.uint8]]:
+        """All bytes in order, in flat contiguous views of up to so many; nothing is copied."""
+        for part in [self.data] if self.data.flags.c_contiguous else self.data:  # a slice of each expert: contiguous one by one
+            flat = part.reshape(-1)
+            for start in range(0, len(flat), most_bytes):
+                yield flat[start : start + most_bytes]
+
+
+class GgufFile(TypedMetadata):
+    """An open model file, or all files of a split one.
+
+    The files are mapped read-only and never copied whole. The maps live as long as this object or any array taken from
+    it, so there is nothing to close. A file must not be cut short meanwhile: the system answers a read behind the new
+    end with SIGBUS. (Replacing it by renaming another over it is safe.)
+
+    `path` is the file, of a split model the first part; `paths` are all. `file_bytes` is the size of all together.
+    `metadata` values are int, float, bool, str, a list of str, or a read-only numpy array of numbers.
+    """
+
+    def __init__(
+        self,
+        paths: tuple[Path, ...],
+        version: int,
+        metadata: Mapping[str, Value],
+        tensors: dict[str, GgufTensor],
+        maps: tuple[mmap.mmap, ...],
+    ) -> None:
+        super().__init__(paths[0], metadata)
+        self.paths = paths
+        self.version = version
+        self.tensors: Mapping[str, GgufTensor] = tensors
+        self.file_bytes = sum(map(len, maps))
+        self._maps = maps
+        self.architecture = self.get_str("general.architecture")
+
+    def __repr__(self) -> str:
+        return f"<GgufFile {self.path} {self.architecture}, {len(self.tensors)} tensors, {self.file_bytes} bytes>"
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
+
+    def type_shares(self) -> dict[str, float]:
+        """Each type's share of the tensors' bytes, largest first."""
+        sizes: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.nbytes
+        total = sum(sizes.values())
+        return {kind: size / total for kind, size in sorted(sizes.items(), key=lambda item: -item[1])}
+
+    @property
+    def stem(self) -> str:
+        """The model's name as the file name has it, without the number of a part."""
+        return stem(self.path)
+
+    @classmethod
+    def open(cls, path: str | Path) -> "GgufFile":
+        """Map and parse the file. ModelFileError, one sentence naming the file and the culprit, if it cannot be used.
+
+        Any part of a split model opens all of it. A file without tensors (vocabulary only) is fine here.
+        """
+        parts = read_parts(Path(path))
+        tensors = {entry.name: _view(part, entry) for part, entry in entries(parts)}
+        header = parts[0].header
+        paths = tuple(part.path for part in parts)
+        return cls(paths, header.version, header.metadata, tensors, tuple(part.data for part in parts))
+
+    def with_metadata(self, overrides: Mapping[str, Scalar]) -> "GgufFile":
+        """The same file with other values for some keys; ConfigError for a value of a kind that its key cannot have."""
+        metadata = overridden(self.path, self.metadata, overrides)
+        return GgufFile(self.paths, self.version, metadata, dict(self.tensors), self._maps)
+
+    @contextmanager
+    def being_read(self, whole: bool) -> Iterator[None]:
+        """Tells the system that all is about to be read in order (`whole`: it reads far ahead), or at least some of it."""
+        self._advise("MADV_SEQUENTIAL" if whole else "MADV_WILLNEED")
+        try:
+            yield
+        finally:
+            self._advise("MADV_NORMAL")
+
+    def _advise(self, name: str) -> None:
+        for data in self._maps if hasattr(mmap, name) else ():  # not every system has it
+            with suppress(OSError):  # a file system that takes no advice
+                data.madvise(getattr(mmap, name))
+
+
+def _view(part: Part, entry: TensorEntry) -> GgufTensor:
+    path, data, name = part.path, part.data, shown(entry.name)
+    kind = QUANT_TYPES_BY_ID.get(entry.type_id)
+    if kind is None:
+        raise ModelFileError(f"{path}: the tensor {name} has the type {_type_name(entry.type_id)}, which is not supported")
+    if entry.shape[-1] % kind.block_size:
+        raise ModelFileError(
+            f"{path}: the tensor {name} has rows of {entry.shape[-1]} values, "
+            f"which {kind.name} with its blocks of {kind.block_size} cannot store"
+        )
+    if entry.offset % 8:
+        raise ModelFileError(f"{path}: the tensor {name} begins at the unaligned offset {entry.offset}; the file is damaged")
+    start = part.header.data_start + entry.offset
+    shape = (*entry.shape[:-1], kind.row_bytes(entry.shape[-1]))
+    missing = start + prod(shape) - len(data)
+    if missing > 0:
+        raise ModelFileError(
+            f"{path}: the file is truncated or damaged: the tensor {name} ends {missing} bytes behind the end of the file"
+        )
+    rows = np.frombuffer(data, np.uint8, prod(shape), start).reshape(shape)
+    return GgufTensor(entry.name, entry.shape, kind.name, rows)
+
+
+def _type_name(type_id: int) -> str:
+    from gguf import GGMLQuantizationType  # names the types we do not decode; too slow to import for that alone
+
+    known = {int(kind): kind.name for kind in GGMLQuantizationType}
+    return f"{known[type_id]}" if type_id in known else f"number {type_id}"

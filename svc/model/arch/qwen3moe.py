@@ -1,0 +1,15 @@
+"""qwen3moe: as qwen3 with experts (no shared one). A control without recurrent state."""
+
+from svc.model.arch.architecture import Architecture
+from svc.model.arch.model import Ffn, Mixer
+from svc.model.layers.attention import load_attention
+from svc.model.layers.loading import WeightLoader
+from svc.model.layers.moe_ffn import load_moe_ffn
+from svc.model.model_config import ModelConfig, Traits
+
+
+def load_layer(loader: WeightLoader, config: ModelConfig, layer: int) -> tuple[Mixer, Ffn]:
+    return load_attention(loader, config, layer, gated=False), load_moe_ffn(loader, config, layer, norm="ffn_norm")
+
+
+ARCHITECTURE = Architecture(Traits(hybrid=False, experts=True, shared_expert=False, rotary_share=1.0), load_layer)
