@@ -36,6 +36,10 @@ class WeightSource:
         self._taken.add(name)
         return tensor
 
+    def first_of(self, *names: str) -> str:
+        """The first of `names` that the file has, for tensors that files call differently; the first of all if it has none."""
+        return next((name for name in names if self.has(name)), names[0])
+
     def maybe(self, name: str, shape: Shape | Sequence[Shape]) -> GgufTensor | None:
         """As `take`, but None if the file has no such tensor. A wrong shape is still an error."""
         return self.take(name, shape) if self.has(name) else None

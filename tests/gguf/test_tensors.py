@@ -55,6 +55,13 @@ def test_an_optional_tensor(source: WeightSource) -> None:
         source.maybe("norm", (6,))
 
 
+def test_a_tensor_with_several_names(source: WeightSource) -> None:
+    """The first name that the file has; the first of all where it has none, which is then missing. Asking takes nothing."""
+    assert source.first_of("absent", "norm", "wide") == "norm"
+    assert source.first_of("absent", "gone") == "absent"
+    assert source.unused() == ["wide", "gate", "norm"]
+
+
 def test_forgotten_tensors_are_listed_in_file_order(source: WeightSource) -> None:
     """Looking is not taking, and neither is failing to take."""
     assert source.has("wide")

@@ -72,7 +72,7 @@ def load_delta(
         alpha=projections.alpha,
         conv=loader.vector(f"{block}ssm_conv1d.weight", (config.conv_channels, config.conv_kernel)),
         a=loader.vector(f"{block}ssm_a", heads),
-        dt_bias=loader.vector(f"{block}ssm_dt.bias", heads),
+        dt_bias=loader.vector(loader.source.first_of(f"{block}ssm_dt.bias", f"{block}ssm_dt"), heads),
         output_norm=loader.vector(f"{block}ssm_norm.weight", (config.value_dim,)),
         output=loader.matrix(f"{block}ssm_out.weight", width, values),
     )

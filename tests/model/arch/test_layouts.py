@@ -72,6 +72,11 @@ def square_router(tensors: Tensors) -> None:
         tensors[f"blk.{layer}.ffn_gate_inp_shexp.weight"] = (router.view(np.float32).reshape(1, -1), kind)
 
 
+def unsuffixed_time_step(tensors: Tensors) -> None:
+    for layer in range(3):
+        tensors[f"blk.{layer}.ssm_dt"] = tensors.pop(f"blk.{layer}.ssm_dt.bias")
+
+
 def fused_attention(layers: list[int]) -> Callable[[Tensors], None]:
     """q (with gate) | k | v in one matrix, where they have one type."""
 
@@ -90,6 +95,8 @@ def fused_attention(layers: list[int]) -> Callable[[Tensors], None]:
         ("tiny-qwen3next-Q4_K_M", legacy_ssm_in),
         ("tiny-qwen3next-Q4_K_M", fused_experts),
         ("tiny-qwen3next-Q4_K_M", square_router),
+        ("tiny-qwen3next-Q4_K_M", unsuffixed_time_step),
+        ("tiny-qwen35moe-Q4_K_M", unsuffixed_time_step),
         ("tiny-qwen35moe-Q4_K_M", fused_experts),
         ("tiny-qwen35moe-Q4_K_M", flat_router),
         ("tiny-qwen35-hd128-bf16", fused_attention([3])),
@@ -98,7 +105,7 @@ def fused_attention(layers: list[int]) -> Callable[[Tensors], None]:
     ids=lambda value: value if isinstance(value, str) else value.__qualname__.split(".")[0],
 )
 def test_layout(file: str, change: Callable[[Tensors], None], tmp_path: Path) -> None:
-    """Legacy input projection, fused experts and attention, and either shape of the shared expert's router."""
+    """Legacy input projection, fused experts and attention, both shapes of the shared router, both names of the time step."""
     metadata, tensors = parts(file)
     change(tensors)
     assert_same(file, tmp_path, metadata, tensors)

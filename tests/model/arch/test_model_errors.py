@@ -48,6 +48,7 @@ CASES: list[tuple[str, Change, list[str]]] = [
     (HYBRID, drop("token_embd.weight"), ["token_embd.weight"]),
     (HYBRID, drop("output_norm.weight"), ["output_norm.weight"]),
     (HYBRID, drop("blk.1.ssm_a"), ["blk.1.ssm_a"]),
+    (HYBRID, drop("blk.1.ssm_dt.bias"), ["blk.1.ssm_dt.bias"]),
     (HYBRID, drop("blk.3.attn_k.weight"), ["blk.3.attn_k.weight"]),
     (HYBRID, drop("blk.2.ffn_up.weight"), ["blk.2.ffn_up.weight"]),
     (NEXT, drop("blk.0.ssm_ba.weight"), ["blk.0.ssm_ba.weight"]),
