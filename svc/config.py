@@ -232,7 +232,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedConfig:
     """A configuration and what the operator should be told about it (one sentence each)."""
 
     config: Config
@@ -248,7 +248,7 @@ class ModelFacts(Protocol):
 
 def load_config(
     *, file: str | None = None, environ: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
-) -> Loaded:
+) -> LoadedConfig:
     """Merges file, environment and flags, later ones winning.
 
     `file` is a TOML file's path (default: the variable HEADRACE_CONFIG), `environ` defaults to the process's own, `flags` maps
@@ -263,7 +263,7 @@ def load_config(
     for key, value in (flags or {}).items():
         option = BY_KEY[key]
         values[key] = _convert(option, value, "the MODEL argument" if key == "model" else option.flag, strict=False)
-    return Loaded(Config(**values), tuple(_unknown_variables(variables)))  # type: ignore[arg-type]
+    return LoadedConfig(Config(**values), tuple(_unknown_variables(variables)))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What app.py decides itself: which device, which template, what it warns of, and an end while loading."""
+"""What app.py decides itself: the end of a server that is still loading."""
 
 import asyncio
 import os
@@ -13,9 +13,8 @@ import structlog
 from structlog.testing import LogCapture
 
 from svc import app
-from svc.compute.cpu.ops import CpuOps
 from svc.config import Config
-from svc.errors import BackendUnavailableError, ConfigError
+from svc.model_loading import LoadedModel, Progress
 
 MODEL = str(Path(__file__).parent / "data" / "gguf" / "tiny-qwen3next-Q4_K_M.gguf")
 
@@ -30,47 +29,6 @@ def logger(captured: LogCapture) -> Any:
     return structlog.wrap_logger(structlog.PrintLogger(), processors=[captured], wrapper_class=structlog.stdlib.BoundLogger)
 
 
-@pytest.fixture
-def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: CpuOps, *args: Any, **kwargs: Any) -> None:
-        raise BackendUnavailableError("the cpu device was not built")
-
-    monkeypatch.setattr(CpuOps, "__init__", refuse)
-
-
-def test_auto_falls_back_with_one_warning(no_kernels: None, logger: Any, captured: LogCapture) -> None:
-    """Where the kernels were not built, the reference serves, and says so once."""
-    assert app.choose_ops(Config(), logger).name == "reference"
-    (line,) = [entry for entry in captured.entries if entry["log_level"] == "warning"]
-    assert "was not built" in line["reason"]
-
-
-def test_cpu_asked_for_is_cpu_or_an_error(no_kernels: None, logger: Any, captured: LogCapture) -> None:
-    """Who names the device gets it or hears why not."""
-    with pytest.raises(BackendUnavailableError):
-        app.choose_ops(Config(device="cpu"), logger)
-    assert app.choose_ops(Config(device="reference"), logger).name == "reference"
-    assert captured.entries == []
-
-
-def test_model_name() -> None:
-    """The operator's name, else the file's own."""
-    assert app.model_name(Config(model="/models/big-Q4.gguf")) == "big-Q4"
-    assert app.model_name(Config(model="/models/big-Q4.gguf", model_name="big")) == "big"
-
-
-def test_template_file_wins(tmp_path: Path, logger: Any) -> None:
-    """The operator's template replaces the file's; one that is no UTF-8 is refused by name."""
-    path = tmp_path / "own.jinja"
-    path.write_text("{{ messages[0].content }}!")
-    loaded = app.load(_small(chat_template_file=str(path)), logger, lambda done, total: None)
-    assert loaded.template is not None
-    assert loaded.template.render([{"role": "user", "content": "hi"}], add_generation_prompt=True) == "hi!"
-    path.write_bytes(b"\xff\xff")
-    with pytest.raises(ConfigError, match=r"own\.jinja"):
-        app.load(_small(chat_template_file=str(path)), logger, lambda done, total: None)
-
-
 def _small(**settings: Any) -> Config:
     return Config(model=MODEL, port=0, device="reference", kv_bytes=2**23, snapshot_bytes=2**24, **settings)
 
@@ -82,7 +40,7 @@ async def test_signal_while_loading(
     """While the model loads the server answers 503; a signal ends the load at its next tensor, and the port is closed."""
     loading, go_on = threading.Event(), threading.Event()
 
-    def load(config: Config, logger: Any, progress: app.Progress, on_compile: object) -> app.Loaded:
+    def load(config: Config, logger: Any, progress: Progress, on_compile: object) -> LoadedModel:
         loading.set()
         assert go_on.wait(30)
         progress(1, 2)

@@ -25,28 +25,38 @@ MAY_IMPORT = {
     "svc.slots": ("svc.memory", "svc.compute.backend", "svc.compute.sampling.params"),
     # A Request is made of these three; http never sees pages, snapshots or arrays.
     "svc.http": ("svc.slots", "svc.memory.placement", "svc.compute.sampling.params", "svc.log", "svc.metrics"),
-    "svc.lifecycle": ("svc.slots", "svc.log"),
+    "svc.lifecycle": ("svc.log",),
+    "svc.model_loading": ("svc.http.text", "svc.memory", "svc.compute", "svc.model", "svc.gguf", "svc.log", "svc.machine"),
     "svc.app": (
         "svc.http",
         "svc.slots",
         "svc.memory",
         "svc.compute",
-        "svc.model",
-        "svc.gguf",
+        "svc.model_loading",
         "svc.log",
         "svc.metrics",
         "svc.lifecycle",
+    ),
+    "svc.cli": (
+        "svc.app",
+        "svc.model_loading",
+        "svc.slots",
+        "svc.memory",
+        "svc.compute",
+        "svc.model",
+        "svc.gguf",
+        "svc.lifecycle",
+        "svc.log",
         "svc.machine",
     ),
-    "svc.cli": ("svc.app", "svc.slots", "svc.memory", "svc.compute", "svc.model", "svc.gguf", "svc.log", "svc.machine"),
 }
 EVERYONE_MAY_IMPORT = ("svc.config", "svc.errors")
 
 # Third-party and standard modules that have one home.
 HOMES = {
-    "aiohttp": ("svc.http", "svc.app", "svc.lifecycle", "svc.cli.client"),
+    "aiohttp": ("svc.http", "svc.cli.client"),
     "asyncio": ("svc.http", "svc.slots.engine", "svc.slots.stream", "svc.compute.worker", "svc.app", "svc.lifecycle", "svc.cli"),
-    "uvloop": ("svc.app", "svc.lifecycle", "svc.cli"),
+    "uvloop": ("svc.app",),
     "cupy": ("svc.compute.cuda",),
     "ctypes": ("svc.compute.cpu", "svc.compute.cuda"),
     "gguf": ("svc.gguf",),

@@ -127,8 +127,8 @@ def find_gpu(config: Config) -> "CudaOps | None":
     """What would compute, if that is a GPU. BackendUnavailableError where one is asked for by name and missing."""
     if config.device in ("cpu", "reference") or (config.device == "auto" and not find_spec("cupy")):
         return None
-    from svc.app import choose_gpu  # slow to import: only where there may be a GPU
     from svc.log import configure_logging
+    from svc.model_loading import choose_gpu  # slow to import: only where there may be a GPU
 
     return cast("CudaOps | None", choose_gpu(config, configure_logging("warning", "console")))
 

@@ -20,8 +20,8 @@ DEVICE_KEYS = ("device", "threads", "activations", "exact", "kv_type", "page_tok
 
 def open_device(config: Config) -> "Ops":
     """The device asked for. BackendUnavailableError."""
-    from svc.app import choose_ops
     from svc.log import configure_logging
+    from svc.model_loading import choose_ops
 
     return choose_ops(config, configure_logging("warning", "console"))
 

@@ -46,7 +46,8 @@ class LocalServer:
             self._ready.set_exception(error)
 
     async def _serve(self) -> None:
-        from svc.app import LoadInterruptedError, private_server
+        from svc.app import private_server
+        from svc.lifecycle import LoadInterruptedError
         from svc.log import configure_logging
 
         async with AsyncExitStack() as stack:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svc import app
+from svc import model_loading
 from svc.cli import main
 from svc.cli.bench.random_weights import HALVES, TYPES, apart, matrix_type, random_file, random_rows
 from svc.cli.bench.shapes import SHAPES
@@ -85,7 +85,7 @@ def test_one_matrix_over_and_over(count: int) -> None:
 def test_on_the_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A named shape on the (emulated) GPU: named in the header, finite answers, no file."""
     monkeypatch.setattr(cupy_device, "open_cupy_device", lambda index=0: EmulatedDevice())
-    monkeypatch.setattr(app, "find_spec", lambda name: name)
+    monkeypatch.setattr(model_loading, "find_spec", lambda name: name)
     arguments: list[Any] = ["--random", "tiny", "--device", "cuda", "-p", "3", "-n", "2", "-b", "1,2", "-d", "0", "-r", "1"]
     assert main(["bench", *arguments, "--max-step-tokens", "16"]) == 0
     printed = capsys.readouterr().out

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from svc import app
+from svc import model_loading
 from svc.cli import inspect, main
 from svc.compute.cuda import cupy_device
 from tests.cuda_emulator.device import EmulatedDevice
@@ -112,7 +112,7 @@ GPU_BYTES = 96 * 2**20
 def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with CuPy and a GPU."""
     monkeypatch.setattr(cupy_device, "open_cupy_device", lambda index=0: EmulatedDevice(total_bytes=GPU_BYTES))
-    for module in (app, inspect):
+    for module in (model_loading, inspect):
         monkeypatch.setattr(module, "find_spec", lambda name: name)
 
 

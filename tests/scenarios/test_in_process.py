@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 import svc.app
+import svc.model_loading
 from svc.compute.backend import StepBatch
 from svc.compute.runner import ModelRunner, SubmittedStep
 from svc.config import Config
@@ -86,7 +87,7 @@ def serving(monkeypatch: pytest.MonkeyPatch) -> Any:
                 super().__init__(*arguments, **fields)
                 made["cache"] = self
 
-        monkeypatch.setattr(svc.app, "ModelRunner", MadeRunner)
+        monkeypatch.setattr(svc.model_loading, "ModelRunner", MadeRunner)
         monkeypatch.setattr(svc.app, "SequenceCache", Cache)
         config = Config(model=str(MODEL), port=0, threads=2, kv_bytes=8 << 20, snapshot_bytes=32 << 20, **settings)
         log = Log()

@@ -10,7 +10,7 @@ import pytest
 import structlog
 from structlog.testing import LogCapture
 
-from svc import app
+from svc import app, model_loading
 from svc.compute.cuda import cupy_device
 from svc.compute.cuda.device import Device
 from svc.compute.cuda.ops import CudaOps
@@ -50,8 +50,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return EmulatedDevice(total_bytes=96 * MIB)
 
     monkeypatch.setattr(cupy_device, "open_cupy_device", open_device)
-    monkeypatch.setattr(app, "find_spec", lambda name: name)  # CuPy is installed
-    monkeypatch.setattr(app, "available_memory_bytes", lambda: 64 * MIB)
+    monkeypatch.setattr(model_loading, "find_spec", lambda name: name)  # CuPy is installed
+    monkeypatch.setattr(model_loading, "available_memory_bytes", lambda: 64 * MIB)
     return opened
 
 
@@ -72,7 +72,7 @@ def test_without_a_gpu_one_sentence() -> None:
 @pytest.mark.parametrize(("device", "index"), [("cuda", 0), ("cuda:0", 0), ("cuda:3", 3), ("auto", 0)])
 def test_which_gpu(device: str, index: int, emulated: list[int], logger: Any, captured: LogCapture) -> None:
     """The first unless a number says otherwise; `auto` takes it without being told to."""
-    assert app.choose_ops(Config(device=device), logger).name == "cuda"
+    assert model_loading.choose_ops(Config(device=device), logger).name == "cuda"
     assert emulated == [index]
     assert captured.entries == []
 
@@ -82,7 +82,7 @@ def test_exact(exact: bool, emulated: list[int], logger: Any) -> None:
     """The setting reaches the device: with it no memory is planned for chunks of the delta rule and splits of attention."""
     config, _ = open_model(MODEL)
     sizes = (config, config.memory_layout(16, "f16"), 4, 64, 64)
-    found, other = (app.choose_ops(Config(device="cuda", exact=value), logger) for value in (exact, not exact))
+    found, other = (model_loading.choose_ops(Config(device="cuda", exact=value), logger) for value in (exact, not exact))
     planned, otherwise = (ops.bytes_for_steps(*sizes) for ops in (found, other))  # type: ignore[attr-defined]
     assert (planned < otherwise) == exact
 
@@ -94,11 +94,11 @@ def test_auto_goes_on_without(monkeypatch: pytest.MonkeyPatch, logger: Any, capt
         raise BackendUnavailableError("the driver finds no GPU")
 
     monkeypatch.setattr(cupy_device, "open_cupy_device", refuse)
-    monkeypatch.setattr(app, "find_spec", lambda name: name)
-    assert app.choose_ops(Config(), logger).name != "cuda"
+    monkeypatch.setattr(model_loading, "find_spec", lambda name: name)
+    assert model_loading.choose_ops(Config(), logger).name != "cuda"
     assert "finds no GPU" in captured.entries[0]["reason"]
     with pytest.raises(BackendUnavailableError):
-        app.choose_ops(Config(device="cuda"), logger)
+        model_loading.choose_ops(Config(device="cuda"), logger)
 
 
 @pytest.mark.parametrize("device", ["cuda:", "cuda:-1", "gpu", "cuda:x", ""])
@@ -112,7 +112,7 @@ def test_other_names_are_refused(device: str) -> None:
 @pytest.mark.skipif(not have_compiler(), reason="the CUDA emulator needs g++")
 def test_load(emulated: list[int], logger: Any) -> None:
     """Automatic budgets fill the GPU's memory and no more: weights, caches and scratch memory all find room, and it computes."""
-    loaded = app.load(Config(model=str(MODEL), device="cuda", max_step_tokens=64), logger, no_progress)
+    loaded = model_loading.load(Config(model=str(MODEL), device="cuda", max_step_tokens=64), logger, no_progress)
     device = loaded.runner._ops.device  # type: ignore[attr-defined]
     assert loaded.runner.name == "cuda"
     assert 0 < device.memory().free_bytes < 8 * MIB
@@ -145,7 +145,7 @@ async def test_serve(emulated: list[int], logger: Any) -> None:
 def test_sizes_without_kernels(emulated: list[int], logger: Any, change: dict[str, int]) -> None:
     """Refused before loading, by name and number."""
     config, _ = open_model(MODEL)
-    ops, layout = app.choose_ops(Config(device="cuda"), logger), config.memory_layout(16, "f16")
+    ops, layout = model_loading.choose_ops(Config(device="cuda"), logger), config.memory_layout(16, "f16")
     with pytest.raises(ModelFileError, match=str(*change.values())):
         ops.bytes_for_caches(replace(config, **change), layout, 1, 64, 64, 0)  # type: ignore[arg-type]
 
@@ -155,21 +155,21 @@ def test_too_small_a_gpu(monkeypatch: pytest.MonkeyPatch, logger: Any) -> None:
     monkeypatch.setattr(cupy_device, "open_cupy_device", lambda index: EmulatedDevice(total_bytes=8 * MIB))
     done: list[int] = []
     with pytest.raises(MemoryBudgetError, match=r"8 MiB free of 8, too little for 4 MiB of weights"):
-        app.load(Config(model=str(MODEL), device="cuda"), logger, lambda now, total: done.append(now))
+        model_loading.load(Config(model=str(MODEL), device="cuda"), logger, lambda now, total: done.append(now))
     assert done == []
 
 
 def test_budgets_that_do_not_fit(emulated: list[int], logger: Any) -> None:
     """Budgets in numbers are held against the GPU's memory, not the machine's."""
     with pytest.raises(MemoryBudgetError, match="are free"):
-        app.load(Config(model=str(MODEL), device="cuda", kv_bytes=2**40, snapshot_bytes=2**24), logger, no_progress)
+        model_loading.load(Config(model=str(MODEL), device="cuda", kv_bytes=2**40, snapshot_bytes=2**24), logger, no_progress)
 
 
 def test_host_tier_that_the_machine_does_not_give(emulated: list[int], logger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than is free is refused before anything is loaded; what cannot be pinned after all, in one sentence too."""
     sizes: dict[str, Any] = {"kv_bytes": 2**22, "snapshot_bytes": 2**22, "host_kv_bytes": 2**22}
     with pytest.raises(MemoryBudgetError, match=r"host_snapshot_bytes can be at most .* together"):
-        app.load(Config(model=str(MODEL), device="cuda", **sizes, host_snapshot_bytes=2**60), logger, no_progress)
+        model_loading.load(Config(model=str(MODEL), device="cuda", **sizes, host_snapshot_bytes=2**60), logger, no_progress)
 
     def pinned(device: EmulatedDevice, shape: tuple[int, ...], dtype: object) -> None:
         raise MemoryError("nothing left to pin")
@@ -184,9 +184,13 @@ def test_host_tier_that_the_machine_does_not_give(emulated: list[int], logger: A
 
 def test_automatic_host_tier(emulated: list[int], logger: Any) -> None:
     """Beside a GPU a share of the machine's memory; on other devices none."""
-    opened = app.open_configured(Config(model=str(MODEL), max_step_tokens=64))
-    plan, _ = app._plan(Config(model=str(MODEL), max_step_tokens=64), opened, app.choose_ops(Config(device="cuda"), logger))
+    opened = model_loading.open_configured(Config(model=str(MODEL), max_step_tokens=64))
+    plan, _ = model_loading.plan_memory_for(
+        Config(model=str(MODEL), max_step_tokens=64), opened, model_loading.choose_ops(Config(device="cuda"), logger)
+    )
     assert 15 * MIB < plan.host_bytes <= 16 * MIB
     assert 0 < plan.num_host_pages / plan.num_pages == pytest.approx(plan.num_host_snapshots / plan.num_snapshots, rel=0.1)
-    plan, _ = app._plan(Config(model=str(MODEL), max_slots=1), opened, app.choose_ops(Config(device="reference"), logger))
+    plan, _ = model_loading.plan_memory_for(
+        Config(model=str(MODEL), max_slots=1), opened, model_loading.choose_ops(Config(device="reference"), logger)
+    )
     assert not plan.host_tier

@@ -1,4 +1,4 @@
-"""What app.py makes of a model file that the settings change, or that comes in parts."""
+"""Loading a model: which backend, which template, what the settings change in the file, and the warnings."""
 
 from pathlib import Path
 from typing import Any
@@ -8,11 +8,14 @@ import pytest
 import structlog
 from structlog.testing import LogCapture
 
-from svc import app
+from svc import model_loading
 from svc.compute import runner
+from svc.compute.cpu.ops import CpuOps
 from svc.config import Config
+from svc.errors import BackendUnavailableError, ConfigError
 from svc.gguf.gguf_file import GgufFile
 from svc.gguf.writer import write_gguf
+from svc.model_loading import LoadedModel
 
 MODEL = Path(__file__).parent / "data" / "gguf" / "tiny-qwen3next-Q4_K_M.gguf"
 
@@ -27,9 +30,50 @@ def logger(captured: LogCapture) -> Any:
     return structlog.wrap_logger(structlog.PrintLogger(), processors=[captured], wrapper_class=structlog.stdlib.BoundLogger)
 
 
-def load(logger: Any, model: Path = MODEL, **settings: Any) -> app.Loaded:
+def load(logger: Any, model: Path = MODEL, **settings: Any) -> LoadedModel:
     config = Config(model=str(model), device="reference", kv_bytes=2**23, snapshot_bytes=2**24, **settings)
-    return app.load(config, logger, lambda done, total: None)
+    return model_loading.load(config, logger, lambda done, total: None)
+
+
+@pytest.fixture
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: CpuOps, *args: Any, **kwargs: Any) -> None:
+        raise BackendUnavailableError("the cpu device was not built")
+
+    monkeypatch.setattr(CpuOps, "__init__", refuse)
+
+
+def test_auto_falls_back_with_one_warning(no_kernels: None, logger: Any, captured: LogCapture) -> None:
+    """Where the kernels were not built, the reference serves, and says so once."""
+    assert model_loading.choose_ops(Config(), logger).name == "reference"
+    (line,) = [entry for entry in captured.entries if entry["log_level"] == "warning"]
+    assert "was not built" in line["reason"]
+
+
+def test_cpu_asked_for_is_cpu_or_an_error(no_kernels: None, logger: Any, captured: LogCapture) -> None:
+    """Who names the device gets it or hears why not."""
+    with pytest.raises(BackendUnavailableError):
+        model_loading.choose_ops(Config(device="cpu"), logger)
+    assert model_loading.choose_ops(Config(device="reference"), logger).name == "reference"
+    assert captured.entries == []
+
+
+def test_model_name() -> None:
+    """The operator's name, else the file's own."""
+    assert model_loading.model_name(Config(model="/models/big-Q4.gguf")) == "big-Q4"
+    assert model_loading.model_name(Config(model="/models/big-Q4.gguf", model_name="big")) == "big"
+
+
+def test_template_file_wins(tmp_path: Path, logger: Any) -> None:
+    """The operator's template replaces the file's; one that is no UTF-8 is refused by name."""
+    path = tmp_path / "own.jinja"
+    path.write_text("{{ messages[0].content }}!")
+    loaded = load(logger, chat_template_file=str(path))
+    assert loaded.template is not None
+    assert loaded.template.render([{"role": "user", "content": "hi"}], add_generation_prompt=True) == "hi!"
+    path.write_bytes(b"\xff\xff")
+    with pytest.raises(ConfigError, match=r"own\.jinja"):
+        load(logger, chat_template_file=str(path))
 
 
 def test_overrides_reach_every_reader(logger: Any, captured: LogCapture) -> None:
@@ -80,7 +124,7 @@ def test_a_model_in_parts(tmp_path: Path, logger: Any) -> None:
     loaded = load(logger, part)
     assert len(loaded.file.tensors) == len(whole.tensors)
     assert loaded.runner.model.unused_tensors == ()
-    assert app.model_name(Config(model=str(part))) == "big-Q4"
+    assert model_loading.model_name(Config(model=str(part))) == "big-Q4"
 
 
 def test_a_model_larger_than_the_memory(logger: Any, captured: LogCapture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,11 +135,11 @@ def test_a_model_larger_than_the_memory(logger: Any, captured: LogCapture, monke
         asked.append(read_in)
         return runner.load_model(*args, read_in=read_in)
 
-    monkeypatch.setattr(app, "load_model", load_model)
+    monkeypatch.setattr(model_loading, "load_model", load_model)
     plan = load(logger).runner.plan
     assert (asked, captured.entries) == ([True], [])
     caches_bytes = 2**23 + 2**24 + plan.num_rows * plan.layout.state_bytes
-    monkeypatch.setattr(app, "available_memory_bytes", lambda: caches_bytes)
+    monkeypatch.setattr(model_loading, "available_memory_bytes", lambda: caches_bytes)
     assert load(logger).runner.plan == plan
     assert asked == [True, False]
     (warning,) = captured.entries

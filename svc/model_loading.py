@@ -1,0 +1,186 @@
+"""Loads a model: opens the file, reads its text side, chooses the backend, plans the memory, hands over the weights.
+
+Everything here blocks; the server runs it on a thread of its own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import cast
+
+from svc.compute.opening import OpenedModel, open_configured, plan_caches
+from svc.compute.ops import Ops
+from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner, load_model
+from svc.config import Config, inapplicable
+from svc.errors import BackendUnavailableError, ConfigError, ModelFileError
+from svc.gguf.gguf_file import GgufFile
+from svc.gguf.parts import stem
+from svc.http.text.chat_template import ChatTemplate
+from svc.http.text.tokenizer import Tokenizer
+from svc.log import Logger
+from svc.machine import available_memory_bytes
+from svc.memory.plan import MemoryPlan
+from svc.model.model_config import ModelConfig
+
+MAX_NAMED_TENSORS = 5  # in the warning about tensors that nothing reads
+TEMPLATE_KEY = "tokenizer.chat_template"
+
+Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedModel:
+    """Everything known before a weight is touched."""
+
+    opened: OpenedModel
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    ops: Ops
+    plan: MemoryPlan
+    read_in: bool  # whether the weights fit into the machine's memory beside the caches
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory, with its tokenizer and chat template."""
+
+    file: GgufFile
+    config: ModelConfig
+    context_tokens: int
+    runner: ModelRunner
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+
+def load(config: Config, logger: Logger, progress: Progress, on_compile: Callable[[str], None] | None = None) -> LoadedModel:
+    """Raises HeadraceError naming the culprit, and whatever `progress` raises to end the load.
+
+    `on_compile` is called before each GPU kernel is compiled, which happens in the first steps.
+    """
+    prepared = prepare(config, logger, on_compile)
+    opened, ops = prepared.opened, prepared.ops
+    model = load_model(opened.source, opened.config, ops, progress, read_in=prepared.read_in)
+    if model.unused_tensors:
+        names = ", ".join(model.unused_tensors[:MAX_NAMED_TENSORS]) + (", ..." if model.unused_tensors[MAX_NAMED_TENSORS:] else "")
+        reason = f"{len(model.unused_tensors)} tensors of {opened.file.path} are not used ({names}): answers may be wrong"
+        logger.warning("unused_tensors", reason=reason)
+    runner = ModelRunner(model, ops, prepared.plan, config.max_step_tokens)
+    return LoadedModel(opened.file, opened.config, opened.context_tokens, runner, prepared.tokenizer, prepared.template)
+
+
+def prepare(config: Config, logger: Logger, on_compile: Callable[[str], None] | None = None) -> PreparedModel:
+    """Reads the file's header, chooses the backend and plans the memory. Warns about settings without the expected effect."""
+    opened = open_configured(config)
+    tokenizer = read_tokenizer(opened)
+    template = chat_template(config, opened.file, tokenizer)
+    ops = choose_ops(config, logger, on_compile)
+    plan, too_large = plan_memory_for(config, opened, ops)
+    if too_large:
+        logger.warning("weights_not_read_ahead", reason=too_large)
+    _warn(config, opened, ops.name, plan, template, logger)
+    return PreparedModel(opened, tokenizer, template, ops, plan, read_in=too_large is None)
+
+
+def plan_memory_for(config: Config, opened: OpenedModel, ops: Ops) -> tuple[MemoryPlan, str | None]:
+    """The caches' sizes, and a warning if the machine's memory cannot hold the weights beside them."""
+    layout = opened.config.memory_layout(config.page_tokens, config.kv_type)
+    sizes = (config.max_slots, config.max_step_tokens, MAX_LOGIT_ROWS, opened.file.file_bytes)
+    on_device = ops.bytes_for_caches(opened.config, layout, *sizes)
+    return plan_caches(config, opened, on_device, available_memory_bytes())
+
+
+def read_tokenizer(opened: OpenedModel) -> Tokenizer:
+    """The file's tokenizer. ModelFileError if it has more tokens than the model has embeddings."""
+    tokenizer = Tokenizer.from_metadata(opened.file.metadata)
+    if tokenizer.num_tokens > opened.config.vocab_size:
+        raise ModelFileError(
+            f"{opened.file.path}: the tokenizer has {tokenizer.num_tokens} tokens "
+            f"but the model only {opened.config.vocab_size} embeddings"
+        )
+    return tokenizer
+
+
+def choose_ops(config: Config, logger: Logger, on_compile: Callable[[str], None] | None = None) -> Ops:
+    """The backend for `config.device`. `auto`: a GPU if CuPy finds one, else the C kernels if they were built, else the reference,
+    with a warning."""
+    from svc.compute.reference.ops import ReferenceOps
+
+    if config.device == "reference":
+        return cast(Ops, ReferenceOps())
+    gpu = choose_gpu(config, logger, on_compile)
+    if gpu is not None:
+        return gpu
+    try:
+        from svc.compute.cpu.ops import CpuOps
+
+        return cast(Ops, CpuOps(config.threads, activations=config.activations))
+    except BackendUnavailableError as error:
+        if config.device == "cpu":
+            raise
+        logger.warning("slow_device", device="reference", reason=f"{error}; numpy computes instead, many times more slowly")
+        return cast(Ops, ReferenceOps())
+
+
+def choose_gpu(config: Config, logger: Logger, on_compile: Callable[[str], None] | None = None) -> Ops | None:
+    """The GPU backend; None if another backend computes. BackendUnavailableError if `device` names a GPU that is missing."""
+    if config.device.startswith("cuda"):
+        return _open_cuda(config.device, config.exact, on_compile)
+    if config.device == "auto" and find_spec("cupy"):
+        try:
+            return _open_cuda("cuda", config.exact, on_compile)
+        except BackendUnavailableError as error:
+            logger.info("no_cuda", reason=f"{error}; the cpu computes instead")  # "auto" accepts any device: no warning
+    return None
+
+
+def _open_cuda(device: str, exact: bool, on_compile: Callable[[str], None] | None) -> Ops:
+    """`device` is `cuda` or `cuda:N`. BackendUnavailableError says what is missing."""
+    from svc.compute.cuda.cupy_device import open_cupy_device
+    from svc.compute.cuda.device import Device
+    from svc.compute.cuda.ops import CudaOps
+
+    opened = cast(Device, open_cupy_device(int(device.partition(":")[2] or 0)))
+    opened.on_compile = on_compile
+    return cast(Ops, CudaOps(opened, exact=exact))
+
+
+def chat_template(config: Config, file: GgufFile, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The operator's template, else the file's, else None. The error for one that does not compile names its source: ConfigError
+    for the operator's, ModelFileError for the file's."""
+    if config.chat_template_file is None:
+        source = file.metadata.get(TEMPLATE_KEY)
+        return ChatTemplate(source, tokenizer) if isinstance(source, str) and source else None
+    path = Path(config.chat_template_file)
+    try:
+        return ChatTemplate(path.read_text(encoding="utf-8"), tokenizer)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"chat_template_file: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    except ModelFileError as error:
+        raise ConfigError(f"chat_template_file {path}: {error}") from None
+
+
+def model_name(config: Config) -> str:
+    """The name clients see: the operator's, else the file's without its extension and part number."""
+    return config.model_name or stem(Path(config.model or ""))
+
+
+def _warn(
+    config: Config,
+    opened: OpenedModel,
+    device: str,
+    plan: MemoryPlan,
+    template: ChatTemplate | None,
+    logger: Logger,
+) -> None:
+    """One line for each setting or property of the file that has another effect than the operator may expect."""
+    for event, reason in opened.remarks:
+        logger.warning(event, reason=reason)
+    for sentence in inapplicable(config, opened.config, device):
+        logger.warning("option_without_effect", reason=sentence)
+    context_tokens = opened.context_tokens
+    if plan.layout.num_attention_layers and plan.kv_tokens < context_tokens + plan.layout.page_tokens:
+        reason = f"kv_bytes holds {plan.kv_tokens} tokens, fewer than one sequence of {context_tokens}: longer prompts are refused"
+        logger.warning("small_kv", reason=reason)
+    if template is None:
+        logger.warning("no_chat_template", reason="the model file has none: /v1/chat/completions is refused (chat_template_file)")
