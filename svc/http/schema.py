@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
 from svc.errors import RequestError
+from svc.http.text.unicode import well_formed_json
 
 JsonObject = dict[str, Any]
 Whole = int | float  # clients written in JavaScript or Lua send 2.0 and mean 2; `fields.whole` refuses 2.5
@@ -144,11 +145,11 @@ _MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
 
 
 def decode(kind: type[In], body: bytes) -> In:
-    """A request body as a Struct; RequestError with the path of the field at fault."""
+    """A request body as a Struct; RequestError with the path of the field at fault. Lone surrogates become U+FFFD."""
     if not body.strip():
         raise RequestError("The request body is empty; a JSON object is expected.")
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(well_formed_json(body), type=kind)
     except msgspec.ValidationError as error:
         raise _request_error(str(error)) from None
     except msgspec.DecodeError as error:
