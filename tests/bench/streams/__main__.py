@@ -1,0 +1,109 @@
+"""What a streamed token costs the event loop: processor time of its thread per token, with k streams at once and a device that
+knows every token at once.
+
+    python -m tests.bench.streams                                 this tree
+    python -m tests.bench.streams --trees OLD NEW --rounds 3      two trees in turns, and their ratio
+
+The server is a process of its own; so is this one, which reads and throws away.
+"""
+
+import argparse
+import json
+import os
+import selectors
+import socket
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from tests.bench.client import MODEL, machine
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent.parent
+CHAT = {"messages": [{"role": "user", "content": "Tell me a long story."}]}
+LOAD: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", CHAT),
+    "completions": ("/v1/completions", {"prompt": "Once"}),
+    "native": ("/completion", {"prompt": "Once"}),
+    "chat, 4 stops": ("/v1/chat/completions", CHAT | {"stop": ["\n\n\n", "<|im_start|>", "###", "User:"]}),
+    "chat, 5 logprobs": ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 5}),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    load: str
+    streams: int
+    step_ms: float
+
+
+@contextmanager
+def server(tree: Path, case: Case, arguments: argparse.Namespace) -> Iterator[IO[str]]:
+    """The output of a server that runs the code of `tree`."""
+    command = [sys.executable, str(HERE / "server.py"), "--model", arguments.model, "--streams", str(case.streams)]
+    command += ["--steps", str(arguments.steps), "--step-ms", str(case.step_ms), "--top", "5" if "logprobs" in case.load else "0"]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(tree)}, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout
+        finally:
+            process.kill()
+
+
+def measured(tree: Path, case: Case, arguments: argparse.Namespace) -> tuple[float, float]:
+    """(microseconds of the loop's thread per token, tokens per second)."""
+    path, body = LOAD[case.load]
+    data = json.dumps(body | {"stream": True, "ignore_eos": True, "max_tokens": 10 * arguments.steps}).encode()
+    with server(tree, case, arguments) as output:
+        host = urlsplit(output.readline().strip())
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+        with selectors.DefaultSelector() as selector:
+            for _ in range(case.streams):
+                connection = socket.create_connection((host.hostname, host.port))
+                connection.sendall(head + data)
+                selector.register(connection, selectors.EVENT_READ)
+            selector.register(output, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is output:
+                        found = json.loads(output.readline())
+                        return 1e6 * found["cpu_s"] / found["tokens"], found["tokens"] / found["wall_s"]
+                    assert isinstance(key.fileobj, socket.socket)
+                    assert key.fileobj.recv(2**16), "the server has closed a stream"
+
+
+def compare(case: Case, arguments: argparse.Namespace) -> None:
+    """A row of the table: the trees in turns, the median of the rounds."""
+    rounds = [[measured(tree, case, arguments) for tree in arguments.trees] for _ in range(arguments.rounds)]
+    medians = [statistics.median(row[index][0] for row in rounds) for index in range(len(arguments.trees))]
+    rates = [statistics.median(row[index][1] for row in rounds) for index in range(len(arguments.trees))]
+    cells = [f"{cost:.1f} us ({rate:,.0f} tokens/s)" for cost, rate in zip(medians, rates, strict=True)]
+    ratio = f" | {medians[-1] / medians[0]:.2f}" if len(medians) > 1 else ""
+    print(f"| {case.load}, {case.streams} streams, steps of {case.step_ms:g} ms | {' | '.join(cells)}{ratio} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=str(MODEL), help="whose tokenizer and chat template are used")
+    parser.add_argument("--trees", type=Path, nargs="+", default=[ROOT])
+    parser.add_argument("--load", nargs="+", choices=list(LOAD), default=["chat"])
+    parser.add_argument("--streams", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--step-ms", type=float, nargs="+", default=[0.0])
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    print(f"{machine()}\n")
+    for load in arguments.load:
+        for streams in arguments.streams:
+            for step_ms in arguments.step_ms:
+                compare(Case(load, streams, step_ms), arguments)
+
+
+if __name__ == "__main__":
+    main()
