@@ -8,7 +8,7 @@ import gc
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
@@ -24,7 +24,7 @@ from svc.http.access import ApiKeys
 from svc.http.server import HttpServer
 from svc.http.service import Door, ModelInfo, Readiness, Service
 from svc.lifecycle import KernelProgress, LoadInterruptedError, Notifier, Shutdown, load_progress
-from svc.log import Logger, configure_logging
+from svc.log import Logger, background_logging
 from svc.memory.plan import MemoryPlan
 from svc.memory.sequence_cache import SequenceCache
 from svc.metrics import Metrics
@@ -49,15 +49,18 @@ def run_server(config: Config) -> int:
 
     The code is 0, or 130 if Ctrl-C interrupted the load.
     """
-    logger = configure_logging(config.log_level, config.log_format)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop if uvloop else None) as runner:
-        return runner.run(serve(config, logger))
+    with (
+        background_logging(config.log_level, config.log_format) as (logger, writer),
+        asyncio.Runner(loop_factory=uvloop.new_event_loop if uvloop else None) as runner,
+    ):
+        return runner.run(serve(config, logger, lambda: writer.num_dropped))
 
 
-async def serve(config: Config, logger: Logger) -> int:
-    """As `run_server`, on a running loop."""
+async def serve(config: Config, logger: Logger, dropped_lines: Callable[[], int] = lambda: 0) -> int:
+    """As `run_server`, on a running loop. `dropped_lines`: log lines lost so far, for the metrics."""
     manager = service_manager()
     notifier, metrics, door = Notifier(manager.notify_socket), Metrics(), Door()
+    metrics.follow_log(dropped_lines)
     keys = None if config.api_key_file is None else ApiKeys.load(config.api_key_file)
     server = HttpServer(door, metrics, logger, max_body_bytes=config.max_body_bytes, keys=keys, cors_origins=config.cors_origins)
     with Shutdown() as shutdown:

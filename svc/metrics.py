@@ -77,6 +77,10 @@ class Metrics:
         """Publishes which of `states` the server is in, from before the model is loaded."""
         self.registry.register(_ReadinessCollector(readiness, states))
 
+    def follow_log(self, dropped_lines: Callable[[], int]) -> None:
+        """Publishes the number of log lines that were dropped."""
+        self.registry.register(_LogCollector(dropped_lines))
+
     def render(self, accept: str) -> tuple[bytes, str]:
         """(body, content type) for a scraper's Accept header."""
         encode, content_type = choose_encoder(accept)
@@ -95,6 +99,15 @@ class _ReadinessCollector(Collector):
         for state in self._states:
             family.add_metric([state], state == present)
         yield family
+
+
+class _LogCollector(Collector):
+    def __init__(self, dropped_lines: Callable[[], int]) -> None:
+        self._dropped_lines = dropped_lines
+
+    def collect(self) -> Iterator[Metric]:
+        text = "Log lines dropped because the reader of stderr stalled"
+        yield CounterMetricFamily(PREFIX + "log_lines_dropped", text, self._dropped_lines())
 
 
 class _EngineCollector(Collector):

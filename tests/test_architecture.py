@@ -14,7 +14,8 @@ LONGEST_FILE_LINES = 450
 MAY_IMPORT = {
     "svc.errors": (),
     "svc.config": (),
-    "svc.log": (),
+    "svc.line_writer": (),
+    "svc.log": ("svc.line_writer",),
     "svc.machine": (),
     "svc.metrics": ("svc.slots", "svc.memory.stats"),
     "svc.memory": (),

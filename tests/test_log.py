@@ -3,12 +3,15 @@
 import io
 import json
 import logging
+import os
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
 import structlog
 
-from svc.log import configure_logging
+from svc.log import Form, background_logging, configure_logging, unbuffered
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +71,62 @@ def test_level() -> None:
     logging.getLogger("x").warning("unseen")
     logger.error("seen")
     assert [json.loads(line)["event"] for line in out.getvalue().splitlines()] == ["seen"]
+
+
+def test_a_server_logs_through_a_thread(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same lines, all of them written by the end; what is printed to stderr goes the same way, in order."""
+    with background_logging("info", "json") as (logger, writer):
+        logger.info("first", size=1)
+        print("printed", file=sys.stderr)
+        logger.info("last")
+    lines = capsys.readouterr().err.splitlines()
+    assert (json.loads(lines[0])["event"], lines[1], json.loads(lines[-1])["event"]) == ("first", "printed", "last")
+    assert writer.num_dropped == 0
+
+
+def test_a_field_that_cannot_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """The code that logs it goes on; the line says why there is none."""
+
+    class Broken:
+        def __repr__(self) -> str:
+            raise ValueError("no repr")
+
+    with background_logging("info", "json") as (logger, _):
+        logger.info("odd", value=Broken())
+        logger.info("next")
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("a log line could not be formatted")
+    assert json.loads(last)["event"] == "next"
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_dropped_lines_are_said(form: Form, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line of the log's own form, with their number."""
+    with background_logging("info", form) as (logger, writer):
+        writer._count_dropped(3)
+        logger.info("next")
+    notice, following = capsys.readouterr().err.splitlines()
+    assert "next" in following
+    if form == "json":
+        line = json.loads(notice)
+        assert (line["level"], line["event"], line["number"]) == ("warning", "log_lines_dropped", 3)
+        assert list(line)[:3] == list(json.loads(following))[:3]
+    else:
+        assert "log_lines_dropped" in notice
+        assert "number=3" in notice
+
+
+def test_a_descriptor_that_does_not_block() -> None:
+    """Another process may have made the shared descriptor non-blocking: a full pipe is waited for all the same."""
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    data = b"x" * 2**20  # more than a pipe holds
+    with open(sink, "w") as out, open(source, "rb") as pipe:
+        received = threading.Thread(target=lambda: read.append(pipe.read(len(data))))
+        read: list[bytes] = []
+        write, rest = unbuffered(out), memoryview(data)
+        received.start()
+        while rest:
+            rest = rest[write(rest) :]
+        received.join()
+    assert read == [data]
