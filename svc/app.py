@@ -29,6 +29,7 @@ from svc.memory.plan import MemoryPlan
 from svc.memory.sequence_cache import SequenceCache
 from svc.metrics import Metrics
 from svc.model_loading import LoadedModel, Progress, load, model_name
+from svc.operator_signals import OperatorSignals
 from svc.slots.budget import ChunkBudget
 from svc.slots.engine import Engine
 from svc.slots.scheduler import Scheduler
@@ -63,7 +64,7 @@ async def serve(config: Config, logger: Logger, dropped_lines: Callable[[], int]
     metrics.follow_log(dropped_lines)
     keys = None if config.api_key_file is None else ApiKeys.load(config.api_key_file)
     server = HttpServer(door, metrics, logger, max_body_bytes=config.max_body_bytes, keys=keys, cors_origins=config.cors_origins)
-    with Shutdown() as shutdown:
+    with Shutdown() as shutdown, _operator(config, logger, door, shutdown, keys, dropped_lines).handled():
         url = await server.start(config.host, config.port)
         logger.info("listening", url=url)
         try:
@@ -84,6 +85,12 @@ async def serve(config: Config, logger: Logger, dropped_lines: Callable[[], int]
         finally:
             await server.stop()
     return 0
+
+
+def _operator(
+    config: Config, logger: Logger, door: Door, shutdown: Shutdown, keys: ApiKeys | None, dropped_lines: Callable[[], int]
+) -> OperatorSignals:
+    return OperatorSignals(logger, door, shutdown, keys=keys, key_file=config.api_key_file, dropped_lines=dropped_lines)
 
 
 @asynccontextmanager

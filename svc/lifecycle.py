@@ -27,13 +27,14 @@ class Shutdown:
     def __enter__(self) -> "Shutdown":
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
-            loop.add_signal_handler(number, self._ask, number)
+            loop.add_signal_handler(number, self.ask, number)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._restore()
 
-    def _ask(self, number: signal.Signals) -> None:
+    def ask(self, number: signal.Signals) -> None:
+        """Asks for a drain, as the signal `number` does."""
         self.cause = number
         self._restore()
         self._asked.set()

@@ -28,12 +28,14 @@ MAY_IMPORT = {
     "svc.http": ("svc.slots", "svc.memory.placement", "svc.compute.sampling.params", "svc.log", "svc.metrics"),
     "svc.lifecycle": ("svc.log",),
     "svc.model_loading": ("svc.http.text", "svc.memory", "svc.compute", "svc.model", "svc.gguf", "svc.log", "svc.machine"),
+    "svc.operator_signals": ("svc.http.access", "svc.http.service", "svc.lifecycle", "svc.log"),
     "svc.app": (
         "svc.http",
         "svc.slots",
         "svc.memory",
         "svc.compute",
         "svc.model_loading",
+        "svc.operator_signals",
         "svc.log",
         "svc.metrics",
         "svc.lifecycle",
@@ -56,7 +58,16 @@ EVERYONE_MAY_IMPORT = ("svc.config", "svc.errors")
 # Third-party and standard modules that have one home.
 HOMES = {
     "aiohttp": ("svc.http", "svc.cli.client"),
-    "asyncio": ("svc.http", "svc.slots.engine", "svc.slots.stream", "svc.compute.worker", "svc.app", "svc.lifecycle", "svc.cli"),
+    "asyncio": (
+        "svc.http",
+        "svc.slots.engine",
+        "svc.slots.stream",
+        "svc.compute.worker",
+        "svc.app",
+        "svc.lifecycle",
+        "svc.operator_signals",
+        "svc.cli",
+    ),
     "uvloop": ("svc.app",),
     "cupy": ("svc.compute.cuda",),
     "ctypes": ("svc.compute.cpu", "svc.compute.cuda"),

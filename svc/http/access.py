@@ -4,7 +4,6 @@ import hashlib
 import hmac
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -14,6 +13,7 @@ from svc.http.errors import ApiError
 from svc.http.routes import ROUTES
 
 _KEY = re.compile(r"[!-~]+")
+_MAX_FILE_BYTES = 2**20  # far more keys than anybody has: a larger file is another one, named by mistake
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 _PUBLIC = frozenset(route.path for route in ROUTES if route.public)
 PREFLIGHT_S = 600  # how long a browser may remember that it asked
@@ -29,9 +29,16 @@ class ApiKeys:
     def load(cls, path: str) -> "ApiKeys":
         """One key per line; empty lines and those that begin with # do not count. ConfigError names the file and the line."""
         try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"api_key_file: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+            with open(path, "rb") as file:
+                data = file.read(_MAX_FILE_BYTES + 1)
+        except OSError as error:
+            raise ConfigError(f"api_key_file: cannot read {path}: {error.strerror or error}") from None
+        if len(data) > _MAX_FILE_BYTES:
+            raise ConfigError(f"api_key_file: {path} is larger than {_MAX_FILE_BYTES} bytes")
+        try:
+            lines = data.decode("utf-8").splitlines()
+        except UnicodeDecodeError:
+            raise ConfigError(f"api_key_file: {path} is not UTF-8 text") from None
         keys = []
         for number, line in enumerate(lines, 1):
             key = line.strip()
@@ -45,6 +52,14 @@ class ApiKeys:
         if not keys:
             raise ConfigError(f"api_key_file: {path} has no key in it")
         return cls(keys)
+
+    def replace(self, others: "ApiKeys") -> None:
+        """From now on the keys of `others` open the server, and no longer the present ones."""
+        self._digests = others._digests
+
+    @property
+    def num_keys(self) -> int:
+        return len(self._digests)
 
     def accept(self, offered: str) -> bool:
         """Whether it is one of the keys. The time taken tells nothing about them."""

@@ -138,6 +138,11 @@ class Door:
             return Readiness.STALLED
         return _OF_ENGINE[engine.state]
 
+    @property
+    def stats(self) -> EngineStats | None:
+        """The engine's, in whatever state it is; None before there is one."""
+        return None if self._service is None else self._service.engine.stats()
+
     def refusal(self, readiness: Readiness) -> ApiError:
         """The 503 of a server that is not ready."""
         return unavailable(_MESSAGES[readiness], readiness.value)

@@ -85,6 +85,16 @@ def test_key_file(tmp_path: Path) -> None:
     assert [keys.accept(key) for key in ("alpha", "be#ta", "gamma", "#gamma", "", "# ours")] == [True, True] + [False] * 4
 
 
+async def test_keys_are_replaced() -> None:
+    """Whoever holds the object sees the new keys at once, and the old ones no longer."""
+    keys = ApiKeys(["old", "both"])
+    async with serving(FakeEngine(saying("x")), keys=keys) as at:
+        keys.replace(ApiKeys(["both", "new"]))
+        for key, status in (("old", 401), ("both", 200), ("new", 200)):
+            assert (await at.post("/v1/completions", BODY, headers={"x-api-key": key}))[0] == status
+    assert keys.num_keys == 2
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -93,7 +103,8 @@ def test_key_file(tmp_path: Path) -> None:
         (b"# only\n\n", "no key in it"),
         (b"good\ntwo words\n", "line 2"),
         ("sch\u00fcssel".encode(), "line 1"),
-        (b"\xff\xfe", "cannot read"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"key\n" * 2**19, "larger than"),
     ],
 )
 def test_bad_key_file(tmp_path: Path, content: bytes | None, reason: str) -> None:
