@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -15,7 +14,7 @@ from svc.http.service import Service
 from svc.http.text.answer_text import AnswerText
 from svc.http.text.chat_template import PromptTokens
 from svc.metrics import Metrics
-from svc.slots.events import Event, Finished, FinishReason, TokenEvent
+from svc.slots.events import Event, Finished, FinishReason, TokenEvent, TokenText
 from svc.slots.request import Request
 from svc.slots.stream import TokenStream
 
@@ -56,10 +55,9 @@ class Answer:
         self._first_token_s: float | None = None
         self._out_of_time = False
         self._last_token_s: float | None = None
-        self._deltas: deque[str] = deque()  # one per TokenEvent that has not been read yet
 
-    def on_token(self, token: int) -> bool:
-        """The engine's question after each token: does the answer end here?"""
+    def on_token(self, token: int) -> TokenText:
+        """The engine's question after each token: what is its text, and does the answer end here?"""
         now = time.monotonic()
         if self._last_token_s is None:
             self._first_token_s = now
@@ -68,9 +66,8 @@ class Answer:
             self._metrics.next_token(now - self._last_token_s)
         self._last_token_s = now
         delta = self._text.push(token)
-        self._deltas.append(delta.text)
         self.has_new_line = self.has_new_line or "\n" in delta.text
-        return delta.stopped or self._time_is_over(now)
+        return TokenText(delta.text, delta.stopped or self._time_is_over(now))
 
     def _time_is_over(self, now: float) -> bool:
         if self._max_predict_s and self.has_new_line and self._first_token_s is not None:
@@ -80,7 +77,7 @@ class Answer:
     def accept(self, events: Sequence[Event]) -> Piece:
         """Takes events in; the end is the last of them."""
         tokens = [event for event in events if isinstance(event, TokenEvent)]
-        text = "".join(self._deltas.popleft() for _ in tokens)
+        text = "".join(str(event.text) for event in tokens)
         end = events[-1] if events else None
         if not isinstance(end, Finished):
             return Piece(self, text, tokens)

@@ -2,24 +2,32 @@
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class FinishReason(enum.Enum):
     """Why an answer ended."""
 
-    STOP = "stop"  # a stop token id, or on_token said so (stop string)
+    STOP = "stop"  # a stop token id, or on_token said so (a stop string)
     LENGTH = "length"  # max_tokens, or the context is full
     CANCELLED = "cancelled"  # the client left
     ERROR = "error"  # see Finished.error
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenText(NamedTuple):
+    """What `Request.on_token` makes of a token."""
+
+    text: object  # for `TokenEvent.text`
+    ends: bool  # the answer ends with this token
+
+
+class TokenEvent(NamedTuple):
     """One token of the answer, in order. A stop token id is not sent; a token that completes a stop string is."""
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+    text: object = None  # what `Request.on_token` made of it; never looked at here
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from svc.compute.sampling.params import SamplingParams
 from svc.memory.placement import Boundary, BoundaryKind
 from svc.memory.snapshot_ring import SnapshotRef
+from svc.slots.events import TokenText
 
 __all__ = ["Boundary", "BoundaryKind", "JoinWait", "Request", "SamplingParams", "Sequence"]
 
@@ -17,9 +18,9 @@ __all__ = ["Boundary", "BoundaryKind", "JoinWait", "Request", "SamplingParams", 
 class Request:
     """One answer wanted: token ids in, token ids out. `n > 1` is n requests that differ in `choice`.
 
-    `on_token` is the text side's look at every sampled token, called synchronously in `commit`; it returns True when the answer
-    must end there (a stop string). It must not raise or block. Unless `text_ends` is False, which promises that it never returns
-    True, no step with a token is planned before `on_token` has seen it.
+    `on_token` makes text of every sampled token, synchronously in `commit`, and says whether the answer ends there (a stop string).
+    It must not raise or block. No step with a token is planned before `on_token` has seen it, unless `text_ends` is False: then it
+    is expected not to end the answer.
     """
 
     id: str
@@ -33,7 +34,7 @@ class Request:
     min_tokens: int = 0  # no stop id is sampled before the answer has so many tokens
     use_cache: bool = True  # False: match nothing and join nobody; what is evaluated may still be kept
     priority: int = 0  # higher goes first
-    on_token: Callable[[int], bool] | None = None
+    on_token: Callable[[int], TokenText] | None = None
     text_ends: bool = True
 
     @property

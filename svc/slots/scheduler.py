@@ -406,8 +406,9 @@ class Scheduler:
         sequence.buffer.append(sampled.token)
         sequence.generated += 1
         self.counters.generated_tokens += 1
-        emitted = [(sequence, TokenEvent(sampled.token, sampled.logprob, sampled.top))]
-        if request.on_token is not None and request.on_token(sampled.token):
+        text, ends = request.on_token(sampled.token) if request.on_token is not None else (None, False)
+        emitted = [(sequence, TokenEvent(sampled.token, sampled.logprob, sampled.top, text))]
+        if ends:
             emitted += self._end(slot, FinishReason.STOP, now)
         elif self._is_full(sequence):
             emitted += self._end(slot, FinishReason.LENGTH, now)

@@ -40,9 +40,9 @@ class FakeSequence:
         if token.token in self.request.stop_ids:
             return self.end(FinishReason.STOP)
         self.generated.append(token.token)
-        stopped = self.request.on_token is not None and self.request.on_token(token.token)
-        self.stream.push(token)
-        if stopped:
+        text, ends = self.request.on_token(token.token) if self.request.on_token else (None, False)
+        self.stream.push(token._replace(text=text))
+        if ends:
             self.end(FinishReason.STOP)
         elif len(self.generated) >= self.request.max_tokens:
             self.end(FinishReason.LENGTH)

@@ -8,7 +8,7 @@ import pytest
 
 from svc.compute.sampling.params import SamplingParams
 from svc.memory.placement import Boundary, BoundaryKind
-from svc.slots.events import FinishReason
+from svc.slots.events import FinishReason, TokenText
 from tests.fakes.fake_backend import expected_answer
 from tests.slots.harness import GREEDY, Answer, Harness
 
@@ -54,7 +54,7 @@ class Client:
         params, max_tokens = self._random.choice(PARAMS), self._random.randrange(0, 25)
         coming = expected_answer(self._text, 30, params)
         stops = frozenset(self._random.sample(coming, self._random.randrange(0, 3)))
-        fields = {"boundaries": (boundary,), "min_tokens": 0, "on_token": lambda token: False, "text_ends": False}
+        fields = {"boundaries": (boundary,), "min_tokens": 0, "on_token": lambda token: TokenText("", False), "text_ends": False}
         self.answers.append(self._harness.submit(self._text, max_tokens, params, stop_ids=stops, **fields))
 
 
@@ -122,7 +122,7 @@ def test_what_only_the_text_side_knows_is_waited_for() -> None:
     """No step with a token before `on_token` has seen it, unless it is promised that it never ends an answer."""
     for promised in (False, True):
         harness = Harness(ahead=True)
-        answer = harness.ask(prompt(30), 10, on_token=lambda token: False, text_ends=not promised)
+        answer = harness.ask(prompt(30), 10, on_token=lambda token: TokenText("", False), text_ends=not promised)
         assert answer.tokens == expected_answer(prompt(30), 10)
         assert bool(harness.num_ahead) is promised
 
@@ -133,9 +133,9 @@ def test_a_broken_promise_harms_nobody() -> None:
     harness = Harness(ahead=True)
     seen: list[int] = []
 
-    def end_at_three(token: int) -> bool:
+    def end_at_three(token: int) -> TokenText:
         seen.append(token)
-        return len(seen) == 3
+        return TokenText(None, len(seen) == 3)
 
     answer = harness.ask(prompt(30), 10, on_token=end_at_three, text_ends=False)
     assert answer.tokens == seen == expected_answer(prompt(30), 3)

@@ -13,7 +13,7 @@ from svc.memory.plan import MemoryPlan
 from svc.memory.sequence_cache import SequenceCache
 from svc.slots.budget import ChunkBudget
 from svc.slots.engine import MAX_FAILED_STEPS, Engine, EngineState
-from svc.slots.events import Finished, FinishReason, TokenEvent
+from svc.slots.events import Finished, FinishReason, TokenEvent, TokenText
 from svc.slots.request import Request
 from svc.slots.scheduler import Scheduler
 from svc.slots.stream import TokenStream
@@ -289,7 +289,7 @@ async def test_a_bug_in_the_bookkeeping_ends_all_streams() -> None:
     bench = Bench()
     await bench.engine.start()
 
-    def explode(token: int) -> bool:
+    def explode(token: int) -> TokenText:
         raise ZeroDivisionError
 
     request = Request(id="bad", prompt=(1, 2, 3), max_tokens=3, params=GREEDY, on_token=explode)

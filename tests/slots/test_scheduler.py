@@ -8,7 +8,7 @@ import pytest
 from svc.compute.sampling.params import SamplingParams
 from svc.errors import QueueFullError, RequestError
 from svc.memory.placement import Boundary, BoundaryKind
-from svc.slots.events import FinishReason
+from svc.slots.events import FinishReason, TokenEvent, TokenText
 from tests.fakes.fake_backend import expected_answer
 from tests.slots.harness import Harness
 
@@ -72,15 +72,16 @@ def test_stop_token_is_not_part_of_the_answer() -> None:
 
 
 def test_on_token_ends_the_answer_before_the_next_step() -> None:
-    """The text side's stop: the token is delivered, nothing after it is sampled."""
+    """The text side's stop: the token is delivered with what was made of it, nothing after it is sampled."""
     harness = Harness()
     seen: list[int] = []
 
-    def stop_at_three(token: int) -> bool:
+    def stop_at_three(token: int) -> TokenText:
         seen.append(token)
-        return len(seen) == 3
+        return TokenText(len(seen), len(seen) == 3)
 
     answer = harness.ask(prompt(30), max_tokens=50, on_token=stop_at_three)
+    assert [event.text for event in answer.events if isinstance(event, TokenEvent)] == [1, 2, 3]
     assert answer.tokens == seen == expected_answer(prompt(30), 3)
     assert answer.end.reason is FinishReason.STOP
 
