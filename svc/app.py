@@ -21,6 +21,7 @@ from svc.compute.worker import ComputeWorker
 from svc.config import Config, service_manager
 from svc.errors import ModelFileError
 from svc.http.access import ApiKeys
+from svc.http.body import body_limit
 from svc.http.server import HttpServer
 from svc.http.service import Door, ModelInfo, Readiness, Service
 from svc.lifecycle import KernelProgress, LoadInterruptedError, Notifier, Shutdown, load_progress
@@ -63,7 +64,7 @@ async def serve(config: Config, logger: Logger, dropped_lines: Callable[[], int]
     notifier, metrics, door = Notifier(manager.notify_socket), Metrics(), Door()
     metrics.follow_log(dropped_lines)
     keys = None if config.api_key_file is None else ApiKeys.load(config.api_key_file)
-    server = HttpServer(door, metrics, logger, max_body_bytes=config.max_body_bytes, keys=keys, cors_origins=config.cors_origins)
+    server = HttpServer(door, metrics, logger, body_timeout_s=config.body_timeout_s, keys=keys, cors_origins=config.cors_origins)
     with Shutdown() as shutdown, _operator(config, logger, door, shutdown, keys, dropped_lines).handled():
         url = await server.start(config.host, config.port)
         logger.info("listening", url=url)
@@ -100,7 +101,7 @@ async def private_server(config: Config, logger: Logger, progress: Progress) -> 
     It handles no signals and notifies no service manager; it ends when the context does. Raises what `load` raises.
     """
     metrics, door, key = Metrics(), Door(), secrets.token_urlsafe()
-    server = HttpServer(door, metrics, logger, max_body_bytes=config.max_body_bytes, keys=ApiKeys([key]))
+    server = HttpServer(door, metrics, logger, keys=ApiKeys([key]))
     url = await server.start("127.0.0.1", 0)
     try:
         loaded = await asyncio.to_thread(load, config, logger, progress)
@@ -235,6 +236,7 @@ def _service(config: Config, loaded: LoadedModel, engine: Engine, metrics: Metri
         model=ModelInfo(model_name(config), int(time.time()), model.vocab_size, meta, config.strict_model_name, str(file.path)),
         fingerprint=f"headrace-{_version()}-{loaded.runner.name}",
         metrics=metrics,
+        max_body_bytes=body_limit(config.max_body_bytes, loaded.context_tokens),
         keep_alive_s=config.keep_alive_s,
         show_prompts=config.slots_prompt_text,
     )

@@ -94,7 +94,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = ()
     slots_prompt_text: Annotated[bool, Meta(description="show in /slots what is being asked and answered, as text")] = False
-    max_body_bytes: Annotated[PositiveSize, Meta(description="largest request body taken", extra=SIZE)] = 64 * 2**20
+    max_body_bytes: Annotated[
+        AutoSize,
+        Meta(
+            description="largest request body taken; auto: 4 MiB and 16 bytes per token of the context, at most 16 MiB", extra=SIZE
+        ),
+    ] = "auto"
+    body_timeout_s: Annotated[
+        float, Meta(gt=0, le=86400, description="seconds that a request body may take to arrive before it gets a 408")
+    ] = 60.0
     keep_alive_s: Annotated[
         float, Meta(gt=0, le=3600, description="seconds of silence in a stream after which a keep-alive comment is sent")
     ] = 5.0

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from aiohttp import web
@@ -24,6 +24,7 @@ class ApiError(Exception):
     code: str | None = None
     retry_after_s: float | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    closes: bool = False  # the connection: what the client may still send is not read
 
     def __str__(self) -> str:
         return self.message
@@ -36,12 +37,22 @@ class ApiError(Exception):
         headers = dict(self.headers)
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
-        return web.Response(status=self.status, body=msgspec.json.encode(self.body()), content_type=CONTENT_TYPE, headers=headers)
+        response = web.Response(
+            status=self.status, body=msgspec.json.encode(self.body()), content_type=CONTENT_TYPE, headers=headers
+        )
+        if self.closes:
+            response.force_close()
+        return response
 
 
 def unavailable(message: str, code: str) -> ApiError:
     """503: the server cannot answer now, but may soon."""
     return ApiError(503, message, "unavailable_error", code=code, retry_after_s=RETRY_WHEN_UNAVAILABLE_S)
+
+
+def closing(error: ApiError) -> ApiError:
+    """The same, and the connection is closed after it."""
+    return replace(error, closes=True)
 
 
 def model_not_found(model: str) -> ApiError:
@@ -79,7 +90,7 @@ def api_error(error: Exception, request: web.Request, request_id: str) -> ApiErr
 
 
 def _of_aiohttp(error: web.HTTPException, request: web.Request) -> ApiError:
-    """What aiohttp itself raises: unknown routes, methods and bodies that are too large."""
+    """What aiohttp itself raises: unknown routes and methods."""
     path = request.path[:200]
     match error:
         case web.HTTPNotFound():
@@ -88,12 +99,5 @@ def _of_aiohttp(error: web.HTTPException, request: web.Request) -> ApiError:
             allowed = ", ".join(sorted(error.allowed_methods))
             message = f"{path} does not take {request.method}, only {allowed}."
             return ApiError(405, message, "invalid_request_error", code="method_not_allowed", headers={"Allow": allowed})
-        case web.HTTPRequestEntityTooLarge():
-            message = f"The request body is larger than the {request.app[BODY_LIMIT]} bytes allowed here."
-            return ApiError(413, message, "invalid_request_error", code="body_too_large")
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
     return ApiError(error.status, error.reason or "The request failed.", kind)
-
-
-BODY_LIMIT = web.AppKey("body_limit", int)
-"""`max_body_bytes` of the configuration."""

@@ -3,6 +3,7 @@
 What a field means and which values are allowed is checked in `options.py` and `fields.py`; here are only names and types.
 """
 
+import gc
 import re
 from typing import Any, TypeVar
 
@@ -10,6 +11,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
 from svc.errors import RequestError
+from svc.http.json_scan import check_weight
 from svc.http.text.unicode import well_formed_json
 
 JsonObject = dict[str, Any]
@@ -144,18 +146,28 @@ _AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
 
 
-def decode(kind: type[In], body: bytes) -> In:
+def decode(kind: type[In], body: bytes | bytearray) -> In:
     """A request body as a Struct; RequestError with the path of the field at fault. Lone surrogates become U+FFFD."""
-    if not body.strip():
+    if not body or body.isspace():
         raise RequestError("The request body is empty; a JSON object is expected.")
+    check_weight(body)
     try:
-        return msgspec.json.decode(well_formed_json(body), type=kind)
+        return _built(kind, well_formed_json(body))
     except msgspec.ValidationError as error:
         raise _request_error(str(error)) from None
     except msgspec.DecodeError as error:
         raise RequestError(f"The request body is not valid JSON: {str(error)[:200]}.", code="invalid_json") from None
     except RecursionError:
         raise RequestError("The request body is nested too deeply.", code="invalid_json") from None
+
+
+def _built(kind: type[In], body: bytes | bytearray) -> In:
+    """Without the garbage collector: nothing of it is garbage yet, but to see that would take longer than everything else."""
+    gc.disable()
+    try:
+        return msgspec.json.decode(body, type=kind)
+    finally:
+        gc.enable()
 
 
 def _request_error(message: str) -> RequestError:

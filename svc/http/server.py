@@ -8,7 +8,7 @@ from aiohttp import http_exceptions, web
 
 from svc.errors import ConfigError
 from svc.http.access import API_KEYS, CORS, ApiKeys, CorsPolicy, add_cors_headers, with_key, with_preflight
-from svc.http.errors import BODY_LIMIT
+from svc.http.body import BODIES, Bodies
 from svc.http.middleware import add_headers, with_errors, with_plain_body, with_scope
 from svc.http.off_loop import TEXT_THREADS, TextThreads
 from svc.http.routes import add_routes
@@ -29,15 +29,16 @@ class HttpServer:
         metrics: Metrics,
         logger: Logger,
         *,
-        max_body_bytes: int,
+        body_timeout_s: float = 60.0,
         keys: ApiKeys | None = None,
         cors_origins: Iterable[str] = (),
     ) -> None:
         """`keys`: None lets everybody in. ConfigError for what is no origin."""
         middlewares = [with_scope, with_errors, with_preflight, with_key, with_plain_body]
-        app = web.Application(middlewares=middlewares, client_max_size=max_body_bytes)
+        app = web.Application(middlewares=middlewares)
         metrics.follow_readiness(lambda: door.readiness.value, [state.value for state in Readiness])
-        app[DOOR], app[METRICS], app[LOGGER], app[BODY_LIMIT] = door, metrics, logger, max_body_bytes
+        app[DOOR], app[METRICS], app[LOGGER] = door, metrics, logger
+        self.bodies = app[BODIES] = Bodies(body_timeout_s)
         app[CORS] = CorsPolicy(cors_origins)
         self._threads = app[TEXT_THREADS] = TextThreads()
         if keys is not None:

@@ -71,6 +71,7 @@ class Service:
     model: ModelInfo
     fingerprint: str  # `system_fingerprint` of answers: changes when answers may
     metrics: Metrics
+    max_body_bytes: int
     keep_alive_s: float = 5.0
     show_prompts: bool = False  # whether /slots may tell what people wrote
 

@@ -77,6 +77,7 @@ async def serving(
     template: bool = True,
     loaded: bool = True,
     max_body_bytes: int = 2**20,
+    body_timeout_s: float = 60.0,
     clock: Callable[[], float] = lambda: 0.0,
     keys: ApiKeys | None = None,
     cors_origins: Sequence[str] = (),
@@ -85,14 +86,14 @@ async def serving(
 ) -> AsyncIterator[Harness]:
     """`clock` is the door's, on which the fake engine's last progress is 0. `vocab_size` is the model's, padding included."""
     door, metrics, log = Door(clock), Metrics(), io.StringIO()
-    server = HttpServer(door, metrics, _logger(log), max_body_bytes=max_body_bytes, keys=keys, cors_origins=cors_origins)
+    server = HttpServer(door, metrics, _logger(log), body_timeout_s=body_timeout_s, keys=keys, cors_origins=cors_origins)
     url = await server.start("127.0.0.1", 0)
     if loaded:
         engine.on_finished = metrics.finished
         metrics.follow(engine.stats)
         service = service_of(engine, metrics, keep_alive_s, strict_name, template)
         model = replace(service.model, vocab_size=vocab_size)
-        door.open(replace(service, show_prompts=show_prompts, model=model))
+        door.open(replace(service, show_prompts=show_prompts, model=model, max_body_bytes=max_body_bytes))
     try:
         async with aiohttp.ClientSession(url) as client:
             yield Harness(engine, door, metrics, server, client, url, log)
@@ -110,6 +111,7 @@ def service_of(
         model=ModelInfo(MODEL, 1_700_000_000, VOCAB_SIZE, {"n_ctx_train": 4096}, strict_name, "/models/tiny.gguf"),
         fingerprint="headrace-test",
         metrics=metrics,
+        max_body_bytes=2**20,
         keep_alive_s=keep_alive_s,
     )
 

@@ -14,7 +14,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from svc.config import Config, parse_size
+from svc.config import parse_size
+from svc.http.body import AUTO_MAX_BYTES
 from svc.http.sse import EventStream
 from tests.ops.nginx import SITE, Nginx, free_port, needs_nginx, site
 from tests.scenarios.server import Server
@@ -213,7 +214,7 @@ def test_nginx_takes_more_than_the_server() -> None:
     """The limit that clients meet is the server's, whose answer they can read."""
     limit = re.search(r"client_max_body_size (\d+)m;", SITE)
     assert limit is not None
-    assert parse_size(f"{limit[1]}MiB") > Config().max_body_bytes
+    assert parse_size(f"{limit[1]}MiB") > AUTO_MAX_BYTES
 
 
 async def test_server_that_is_not_there(tmp_path: Path) -> None:

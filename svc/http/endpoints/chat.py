@@ -9,11 +9,11 @@ from aiohttp import web
 from msgspec import UNSET, Raw, UnsetType
 
 from svc.errors import RequestError
+from svc.http.body import with_body
 from svc.http.fields import blaming
 from svc.http.generation import Answer, Generation, Piece
 from svc.http.logprobs import chat_logprobs
 from svc.http.middleware import scope_of
-from svc.http.off_loop import TEXT_THREADS
 from svc.http.options import GenerationOptions, chat_options
 from svc.http.reply import json_response, reply
 from svc.http.schema import (
@@ -37,13 +37,12 @@ from svc.slots.events import TokenEvent
 
 async def create(request: web.Request) -> web.StreamResponse:
     service = request.app[DOOR].service
-    raw = await request.read()
-    options, prompt = await request.app[TEXT_THREADS].run(len(raw), _prepare, service, raw)
+    options, prompt = await with_body(request, _prepare, service)
     generation = Generation(service, f"chatcmpl-{uuid.uuid4().hex}", [prompt], options, scope_of(request).arrival_s)
     return await reply(request, service, generation, ChatDialect(service, generation))
 
 
-def _prepare(service: Service, raw: bytes) -> tuple[GenerationOptions, PromptTokens]:
+def _prepare(raw: bytearray, service: Service) -> tuple[GenerationOptions, PromptTokens]:
     body = decode(ChatIn, raw)
     service.check_model(body.model)
     options = chat_options(body, service.vocabulary)
@@ -55,11 +54,10 @@ def _prepare(service: Service, raw: bytes) -> tuple[GenerationOptions, PromptTok
 async def apply_template(request: web.Request) -> web.Response:
     """POST /apply-template: the prompt that the conversation makes, as text, to be looked at or sent to /completion."""
     service = request.app[DOOR].service
-    raw = await request.read()
-    return await request.app[TEXT_THREADS].run(len(raw), _apply_template, service, raw)
+    return await with_body(request, _apply_template, service)
 
 
-def _apply_template(service: Service, raw: bytes) -> web.Response:
+def _apply_template(raw: bytearray, service: Service) -> web.Response:
     body = decode(ApplyTemplateIn, raw)
     PromptLimit(service.engine.context_tokens, "messages").check(len(body.messages))
     return json_response(ApplyTemplateOut(_template(service).render(body.messages, **_rendering(body))))

@@ -7,10 +7,10 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from svc.errors import RequestError
+from svc.http.body import with_body
 from svc.http.generation import Answer, Generation, Piece
 from svc.http.logprobs import CompletionLogprobs
 from svc.http.middleware import scope_of
-from svc.http.off_loop import TEXT_THREADS
 from svc.http.options import GenerationOptions, completion_options
 from svc.http.prompts import NamedPrompt, check_number, encode_prompts
 from svc.http.reply import reply
@@ -27,13 +27,12 @@ from svc.http.text.chat_template import PromptTokens
 
 async def create(request: web.Request) -> web.StreamResponse:
     service = request.app[DOOR].service
-    raw = await request.read()
-    options, prompts, echo = await request.app[TEXT_THREADS].run(len(raw), _prepare, service, raw)
+    options, prompts, echo = await with_body(request, _prepare, service)
     generation = Generation(service, f"cmpl-{uuid.uuid4().hex}", prompts, options, scope_of(request).arrival_s)
     return await reply(request, service, generation, CompletionDialect(service, generation, echo=echo))
 
 
-def _prepare(service: Service, raw: bytes) -> tuple[GenerationOptions, list[PromptTokens], bool]:
+def _prepare(raw: bytearray, service: Service) -> tuple[GenerationOptions, list[PromptTokens], bool]:
     body = decode(CompletionIn, raw)
     service.check_model(body.model)
     options = completion_options(body, service.vocabulary)

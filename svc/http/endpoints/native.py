@@ -9,12 +9,12 @@ from aiohttp import web
 from msgspec import UNSET, Raw
 
 from svc.errors import RequestError
+from svc.http.body import with_body
 from svc.http.fields import shown
 from svc.http.generation import Answer, Generation, Piece
 from svc.http.logprobs import native_probabilities
 from svc.http.middleware import scope_of
 from svc.http.native_schema import SAMPLERS, NativeOut, NativePieceOut, SettingsOut
-from svc.http.off_loop import TEXT_THREADS
 from svc.http.options import GenerationOptions, native_options
 from svc.http.prompts import NamedPrompt, check_number, encode_prompts
 from svc.http.reply import reply
@@ -28,13 +28,12 @@ NO_SLOT = -1  # which slot an answer gets is the scheduler's business, and may c
 
 async def create(request: web.Request) -> web.StreamResponse:
     service = request.app[DOOR].service
-    raw = await request.read()
-    body, options, prompts = await request.app[TEXT_THREADS].run(len(raw), _prepare, service, raw)
+    body, options, prompts = await with_body(request, _prepare, service)
     generation = Generation(service, f"completion-{uuid.uuid4().hex}", prompts, options, scope_of(request).arrival_s)
     return await reply(request, service, generation, NativeDialect(service, generation, body))
 
 
-def _prepare(service: Service, raw: bytes) -> tuple[NativeIn, GenerationOptions, list[PromptTokens]]:
+def _prepare(raw: bytearray, service: Service) -> tuple[NativeIn, GenerationOptions, list[PromptTokens]]:
     body = decode(NativeIn, raw)
     service.check_model(body.model)
     options = native_options(body, service.vocabulary)

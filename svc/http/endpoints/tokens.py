@@ -3,8 +3,8 @@
 from aiohttp import web
 
 from svc.errors import RequestError
+from svc.http.body import with_body
 from svc.http.fields import blaming, token_ids
-from svc.http.off_loop import TEXT_THREADS
 from svc.http.reply import json_response
 from svc.http.schema import DetokenizeIn, DetokenizeOut, TokenizeIn, TokenizeOut, TokenPieceOut, decode
 from svc.http.service import DOOR
@@ -15,11 +15,10 @@ MAX_TOKENIZE_CHARS = 2**22  # more than any context holds; about a second of wor
 
 async def tokenize(request: web.Request) -> web.Response:
     tokenizer = request.app[DOOR].service.tokenizer
-    raw = await request.read()
-    return await request.app[TEXT_THREADS].run(len(raw), _tokenize, tokenizer, raw)
+    return await with_body(request, _tokenize, tokenizer)
 
 
-def _tokenize(tokenizer: Tokenizer, raw: bytes) -> web.Response:
+def _tokenize(raw: bytearray, tokenizer: Tokenizer) -> web.Response:
     body = decode(TokenizeIn, raw)
     if len(body.content) > MAX_TOKENIZE_CHARS:
         message = f"content has {len(body.content)} characters; at most {MAX_TOKENIZE_CHARS} are tokenized in one request."
@@ -33,11 +32,10 @@ def _tokenize(tokenizer: Tokenizer, raw: bytes) -> web.Response:
 
 async def detokenize(request: web.Request) -> web.Response:
     tokenizer = request.app[DOOR].service.tokenizer
-    raw = await request.read()
-    return await request.app[TEXT_THREADS].run(len(raw), _detokenize, tokenizer, raw)
+    return await with_body(request, _detokenize, tokenizer)
 
 
-def _detokenize(tokenizer: Tokenizer, raw: bytes) -> web.Response:
+def _detokenize(raw: bytearray, tokenizer: Tokenizer) -> web.Response:
     ids = token_ids(decode(DetokenizeIn, raw).tokens, "tokens", tokenizer.vocab_size)
     return json_response(DetokenizeOut(tokenizer.decode(ids)))
 

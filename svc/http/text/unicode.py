@@ -18,7 +18,7 @@ def well_formed(text: str) -> str:
     return text
 
 
-def well_formed_json(body: bytes) -> bytes:
+def well_formed_json(body: bytes | bytearray) -> bytes | bytearray:
     """JSON text with the escapes of lone surrogates (`"\\ud83d"`) replaced by U+FFFD's; its length does not change.
 
     Clients cut text inside an emoji, and JavaScript and Python then write half of its pair, which no decoder takes.
