@@ -1,7 +1,9 @@
-// Between the projections and attention: RMS norm and partial rotation of each query and key head, keys and values into their pages.
+// Between the projections and attention: bias, RMS norm and partial rotation of each query and key head, keys and values into their
+// pages. Biases and norms are null where the architecture has none.
 //
-// query[t][h] = rotated(norm(query[t][h])) in place; K and V pages of the token's position = rotated(norm(key)), value. The rotation
-// turns dimension j with j + rotary / 2 (NEOX) and leaves those from `rotary` on. The gate behind each query head stays.
+// query[t][h] = rotated(norm(query[t][h] + bias)) in place; K and V pages of the token's position = rotated(norm(key + bias)), value +
+// bias. The rotation turns dimension j with j + rotary / 2, or 2 j with 2 j + 1 (interleaved), and leaves those from `rotary` on. The
+// gate behind each query head stays.
 // Tokens of padding sequences (negative row) and beyond the last sequence touch nothing and get a zero row of `out`: the attention
 // kernels pass over them.
 //
@@ -36,9 +38,8 @@ __device__ __forceinline__ int live_sequence(const int* cu_seqlens, const int* r
   return rows[low] < 0 ? -1 : low;
 }
 
-// norm(head) * weight, rotated, into shared memory `to` and back into this lane's dimensions. One warp.
-__device__ __forceinline__ void norm_and_turn(float (&x)[LANE_DIMS], float* to, const float* weight, const float* cosines,
-                                              const float* sines, int half, float epsilon) {
+// norm(head) * weight (all of it as it is without a weight) into shared memory `to`. One warp.
+__device__ __forceinline__ void norm_head(const float (&x)[LANE_DIMS], float* to, const float* weight, float epsilon) {
   const int lane = lane_index();
   float squares = 0.f;
 #pragma unroll
@@ -46,26 +47,29 @@ __device__ __forceinline__ void norm_and_turn(float (&x)[LANE_DIMS], float* to, 
   const float scale = 1.f / sqrtf(warp_sum(squares) / HEAD_DIM + epsilon);
 #pragma unroll
   for (int i = 0; i < LANE_DIMS; i++)
-    if (const int d = i * WARP + lane; d < HEAD_DIM) to[d] = x[i] * scale * weight[d];
+    if (const int d = i * WARP + lane; d < HEAD_DIM) to[d] = weight ? x[i] * scale * weight[d] : x[i];
   __syncwarp();
-#pragma unroll
-  for (int i = 0; i < LANE_DIMS; i++) {
-    const int d = i * WARP + lane;
-    if (d >= HEAD_DIM) continue;
-    if (d < half) x[i] = to[d] * cosines[d] - to[d + half] * sines[d];
-    else if (d < 2 * half) x[i] = to[d] * cosines[d - half] + to[d - half] * sines[d - half];
-    else x[i] = to[d];
-  }
 }
 
-// query [T, H, query_stride], key and value [T, H_kv, D], norms [D], rope [T, half], pages: the slab, out [T, H, D].
+// Dimension d of a head in shared memory, rotated.
+__device__ __forceinline__ float turned(const float* head, int d, const float* cosines, const float* sines, int half, int interleaved) {
+  if (d >= 2 * half) return head[d];
+  const int pair = interleaved ? d / 2 : d % half;
+  const bool is_second = interleaved ? d % 2 : d >= half;
+  const float other = head[interleaved ? d ^ 1 : is_second ? d - half : d + half];
+  return is_second ? head[d] * cosines[pair] + other * sines[pair] : head[d] * cosines[pair] - other * sines[pair];
+}
+
+// query [T, H, query_stride], key and value [T, H_kv, D], biases [H, D] and [H_kv, D], norms [D], rope [T, half], pages: the slab,
+// out [T, H, D].
 extern "C" __global__ void __launch_bounds__(128)
 qk_norm_rope_kv(float* __restrict__ query, const float* __restrict__ key, const float* __restrict__ value,
+                const float* __restrict__ query_bias, const float* __restrict__ key_bias, const float* __restrict__ value_bias,
                 const float* __restrict__ query_norm, const float* __restrict__ key_norm, const float* __restrict__ rope_cos,
                 const float* __restrict__ rope_sin, KV* __restrict__ pages, const int* __restrict__ block_table,
                 const int* __restrict__ positions, const int* __restrict__ cu_seqlens, const int* __restrict__ rows,
-                float* __restrict__ out, int num_sequences, int num_heads, int num_kv_heads, int query_stride, int half, int table_width,
-                int page_tokens, i64 page_elements, i64 key_offset, i64 value_offset, float epsilon) {
+                float* __restrict__ out, int num_sequences, int num_heads, int num_kv_heads, int query_stride, int half, int interleaved,
+                int table_width, int page_tokens, i64 page_elements, i64 key_offset, i64 value_offset, float epsilon) {
   __shared__ float normed[HEADS][HEAD_DIM];
   const i64 token = blockIdx.x;
   const int head = blockIdx.y * HEADS + warp_index(), lane = lane_index();
@@ -79,12 +83,22 @@ qk_norm_rope_kv(float* __restrict__ query, const float* __restrict__ key, const 
   const int kv_head = head - num_heads - (is_key ? 0 : num_kv_heads);
   const float* from = is_query ? query + (token * num_heads + head) * query_stride
                                : (is_key ? key : value) + (token * num_kv_heads + kv_head) * HEAD_DIM;
+  const float* biases = is_query ? query_bias : is_key ? key_bias : value_bias;
+  const float* bias = biases ? biases + (is_query ? head : kv_head) * HEAD_DIM : nullptr;
   float x[LANE_DIMS];
 #pragma unroll
-  for (int i = 0; i < LANE_DIMS; i++) x[i] = i * WARP + lane < HEAD_DIM ? from[i * WARP + lane] : 0.f;
-  if (is_query || is_key)
-    norm_and_turn(x, normed[warp_index()], is_query ? query_norm : key_norm, rope_cos + token * half, rope_sin + token * half, half,
-                  epsilon);
+  for (int i = 0; i < LANE_DIMS; i++) {
+    const int d = i * WARP + lane;
+    x[i] = d < HEAD_DIM ? from[d] + (bias ? bias[d] : 0.f) : 0.f;
+  }
+  if (is_query || is_key) {
+    float* head_values = normed[warp_index()];
+    norm_head(x, head_values, is_query ? query_norm : key_norm, epsilon);
+#pragma unroll
+    for (int i = 0; i < LANE_DIMS; i++)
+      if (const int d = i * WARP + lane; d < HEAD_DIM)
+        x[i] = turned(head_values, d, rope_cos + token * half, rope_sin + token * half, half, interleaved);
+  }
 
   const int position = positions[token], page = is_query ? 0 : block_table[(i64)sequence * table_width + position / page_tokens];
   const i64 in_page = ((i64)kv_head * page_tokens + position % page_tokens) * HEAD_DIM;

@@ -105,13 +105,13 @@ def test_tensors_that_nothing_reads(tmp_path: Path, logger: Any, captured: LogCa
     """One warning that counts them and names some: a file of a newer kind may want more than is computed."""
     whole = GgufFile.open(MODEL)
     tensors = {name: (tensor.data, tensor.type) for name, tensor in whole.tensors.items()}
-    unknown = {f"blk.0.mystery_{i}": (np.zeros((1, 32), np.float32), "F32") for i in range(9)}
+    unknown = {f"mystery_{i}.weight": (np.zeros((1, 32), np.float32), "F32") for i in range(9)}
     write_gguf(tmp_path / "newer.gguf", whole.metadata, tensors | unknown)
     load(logger, tmp_path / "newer.gguf")
     (warning,) = [line for line in captured.entries if line["log_level"] == "warning"]
     assert warning["event"] == "unused_tensors"
     assert warning["reason"].startswith("9 tensors of ")
-    assert "blk.0.mystery_0" in warning["reason"]
+    assert "mystery_0.weight" in warning["reason"]
     assert "..." in warning["reason"]
 
 

@@ -7,9 +7,11 @@ from svc.errors import ModelFileError
 from svc.gguf.gguf_file import GgufFile
 from svc.memory.layout import MemoryLayout
 from svc.model.layers.rope import RopeScaling
+from svc.model.not_computed import refuse_unknown_computations
 
 # Tensors of a multimodal model that text does not need.
 OTHER_SENSES = ("v.", "mm.", "a.")
+DEFAULT_ROPE_BASE = 10_000.0  # as the format has it
 DEFAULT_ATTENTION_INTERVAL = 4  # of hybrid files that give neither `recurrent_layers` nor an interval
 
 
@@ -129,6 +131,7 @@ class _Reader:
         self._file = file
         self._traits = traits
         self._refuse_unservable()
+        refuse_unknown_computations(file, experts=traits.experts)
         self._blocks = self._size("block_count")
         if self._blocks > len(file.tensors):
             raise self._bad("block_count", f"is {self._blocks} in a file of {len(file.tensors)} tensors")
@@ -237,7 +240,7 @@ class _Reader:
         return dims
 
     def _rope_base(self) -> float:
-        base = self._file.get_float(self._key("rope.freq_base"))
+        base = self._file.get_float(self._key("rope.freq_base"), DEFAULT_ROPE_BASE)
         if not (math.isfinite(base) and base > 1):
             raise self._bad("rope.freq_base", f"is {base}")
         return base

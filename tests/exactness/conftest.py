@@ -1,6 +1,6 @@
 """Real tiny models on the cpu backend, driven step by step without a server."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from svc.compute.runner import ModelRunner, open_model
 from svc.config import BUNDLED_MODEL
 from svc.memory.plan import MemoryPlan
 from svc.model.arch import load_model
+from tests.model.arch.attention_only import MODELS as ATTENTION_ONLY
 from tests.slots.harness import Driver
 
 MODELS = Path(__file__).parents[1] / "data" / "gguf"
@@ -22,7 +23,9 @@ HYBRID_MODELS = [
     "tiny-qwen3next-Q4_K_M",
     "tiny-qwen35-hd128-bf16",
 ]
-ALL_MODELS = [*HYBRID_MODELS, "tiny-qwen3-Q8_0"]
+# Written when first used, with random weights: q and k that rotate in neighbours, and biases.
+RANDOM_MODELS = ["llama", "qwen2 int8"]
+ALL_MODELS = [*HYBRID_MODELS, "tiny-qwen3-Q8_0", *RANDOM_MODELS]
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,15 @@ class Setting:
     num_host_snapshots: int = 0
 
 
+def model_file(name: str) -> Path:
+    """The file of a model in ALL_MODELS, named without its activations."""
+    if name in ATTENTION_ONLY:
+        return ATTENTION_ONLY[name].written
+    return BUNDLED_MODEL if name == BUNDLED_MODEL.stem else MODELS / f"{name}.gguf"
+
+
 @pytest.fixture
-def fresh() -> Callable[..., Driver]:
+def fresh() -> Iterator[Callable[..., Driver]]:
     """`fresh(model, **setting)`: a new server's worth of memory around a model, nothing cached."""
     runners: list[ModelRunner] = []
 
@@ -50,7 +60,7 @@ def fresh() -> Callable[..., Driver]:
         setting = Setting(**changes)  # type: ignore[arg-type]
         file, _, activations = model.partition(" ")
         ops = CpuOps(setting.threads, activations=activations or "float", level=setting.level, poison=True)  # type: ignore[arg-type]
-        config, source = open_model(BUNDLED_MODEL if file == BUNDLED_MODEL.stem else MODELS / f"{file}.gguf")
+        config, source = open_model(model_file(file))
         layout = config.memory_layout(setting.page_tokens, setting.kv_type)
         host = (setting.num_host_pages, setting.num_host_snapshots)
         plan = MemoryPlan(layout, setting.num_pages, setting.num_rows, setting.num_snapshots, *host)

@@ -12,7 +12,7 @@ import pytest
 from svc.compute.cpu.library import available_levels
 from svc.compute.sampling.params import SamplingParams
 from svc.slots.events import TokenEvent
-from tests.exactness.conftest import ALL_MODELS, HYBRID_MODELS
+from tests.exactness.conftest import ALL_MODELS, HYBRID_MODELS, RANDOM_MODELS
 from tests.slots.harness import Answer, Driver
 
 Fresh = Callable[..., Driver]
@@ -108,7 +108,7 @@ def test_preempted(fresh: Fresh, model: str) -> None:
         assert bits(answer) == solo(fresh, model, tokens, 50, SAMPLED)
 
 
-@pytest.mark.parametrize("model", [HYBRID_MODELS[0], "tiny-qwen3next-Q4_K_M", "tiny-qwen3-Q8_0"])
+@pytest.mark.parametrize("model", [HYBRID_MODELS[0], "tiny-qwen3next-Q4_K_M", "tiny-qwen3-Q8_0", *RANDOM_MODELS])
 def test_two_conversations_that_do_not_fit_together(fresh: Fresh, model: str) -> None:
     """In turn, over the host tier: nothing is evaluated twice, and every answer has the bits of a fresh server's. Without that
     tier all of a conversation, or of an attention-only model's the end, is evaluated again when its turn comes."""

@@ -16,7 +16,7 @@ from svc.compute.runner import ModelRunner, load_model, open_model
 from svc.memory.plan import MemoryPlan
 from tests.cuda_emulator.build import have_compiler
 from tests.cuda_emulator.device import EmulatedDevice
-from tests.exactness.conftest import MODELS
+from tests.exactness.conftest import model_file
 from tests.exactness.test_bit_for_bit import GREEDY, SAMPLED, bits, prompt
 from tests.kernels.cuda import GPU, have_gpu
 from tests.slots.harness import Driver
@@ -27,7 +27,8 @@ Fresh = Callable[..., Driver]
 QUICK = "tiny-qwen3next-Q4_K_M"
 # One of each kind of layer and weight: experts, a head size of 128 and floats, attention alone.
 HYBRIDS = [QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in ("tiny-qwen35moe-Q4_K_M", "tiny-qwen35-hd128-bf16"))]
-FILES = [*HYBRIDS, pytest.param("tiny-qwen3-Q8_0", marks=pytest.mark.slow)]
+OTHERS = ["qwen2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "tiny-qwen3-Q8_0"))]
+FILES = [*HYBRIDS, *OTHERS]
 LENGTH = 75  # of a prompt: more than a chunk of the delta rule, five pages, several tiles of keys
 
 
@@ -52,7 +53,7 @@ def fresh(device: Device) -> Iterator[Fresh]:
 
 def made(device: Device, file: str, *, graphs: bool, rows: int, pages: int, snapshots: int, chunk: int) -> ModelRunner:
     ops = CudaOps(device, graphs=graphs, exact=True)
-    config, source = open_model(MODELS / f"{file}.gguf")
+    config, source = open_model(model_file(file))
     plan = MemoryPlan(config.memory_layout(16, "f16"), pages, rows, snapshots)
     return ModelRunner(load_model(source, config, ops), ops, plan, chunk)
 

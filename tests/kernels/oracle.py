@@ -54,11 +54,14 @@ def delta_rule(q: Float64, k: Float64, v: Float64, beta: Float64, g: Float64, st
     return outputs, states
 
 
-def rotate(x: Float64, position: int, rotary: int, base: float) -> Float64:
-    """One head's vector, the pairs (j, j + rotary / 2) as complex numbers."""
+def rotate(x: Float64, position: int, rotary: int, base: float, interleaved: bool = False) -> Float64:
+    """One head's vector, its pairs as complex numbers: (j, j + rotary / 2), or (2 j, 2 j + 1)."""
     half = rotary // 2
-    turned = (x[:half] + 1j * x[half:rotary]) * np.exp(1j * position * base ** (-2 * np.arange(half) / rotary))
-    return np.concatenate([turned.real, turned.imag, x[rotary:]])
+    out, pairs = x.copy(), x[:rotary].reshape(half, 2).T if interleaved else x[:rotary].reshape(2, half)
+    turned = (pairs[0] + 1j * pairs[1]) * np.exp(1j * position * base ** (-2 * np.arange(half) / rotary))
+    both = np.stack([turned.real, turned.imag])
+    out[:rotary] = (both.T if interleaved else both).ravel()
+    return out
 
 
 def attend(q: Float64, keys: Float64, values: Float64) -> Float64:

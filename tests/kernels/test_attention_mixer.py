@@ -16,6 +16,7 @@ EPSILON = 1e-6
 WIDTH = 40
 LAYER = 1  # the second of two: offsets inside a page count
 Float64 = NDArray[np.float64]
+ABSENT = (None, None)
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,24 @@ class Shape:
     size: int
     rotary: int
     gated: bool
+    normed: bool = True
+    biased: bool = False
+    interleaved: bool = False
 
     def __str__(self) -> str:
-        return f"{self.heads}of{self.kv_heads}x{self.size}r{self.rotary}{'g' if self.gated else ''}"
+        kinds = {"g": self.gated, "u": not self.normed, "b": self.biased, "i": self.interleaved}
+        return f"{self.heads}of{self.kv_heads}x{self.size}r{self.rotary}{''.join(kind for kind, there in kinds.items() if there)}"
 
 
-SHAPES = [Shape(4, 2, 32, 8, True), Shape(3, 1, 16, 16, False), Shape(6, 3, 48, 20, True), Shape(2, 2, 64, 64, False)]
+SHAPES = [
+    Shape(4, 2, 32, 8, True),
+    Shape(3, 1, 16, 16, False),
+    Shape(6, 3, 48, 20, True),
+    Shape(2, 2, 64, 64, False),
+    Shape(4, 2, 48, 48, False, normed=False, biased=True),  # qwen2
+    Shape(3, 1, 64, 64, False, normed=False, interleaved=True),  # llama
+    Shape(4, 2, 32, 20, False, biased=True, interleaved=True),  # all of it
+]
 
 
 class Case:
@@ -44,20 +57,27 @@ class Case:
             "query": weights.matrix(rows * (2 if shape.gated else 1), WIDTH),
             "key": weights.matrix(shape.kv_heads * shape.size, WIDTH),
             "value": weights.matrix(shape.kv_heads * shape.size, WIDTH),
-            "query_norm": weights.norm(shape.size),
-            "key_norm": weights.norm(shape.size),
+            "query_norm": weights.norm(shape.size) if shape.normed else ABSENT,
+            "key_norm": weights.norm(shape.size) if shape.normed else ABSENT,
             "output": weights.matrix(WIDTH, rows),
         }
+        for name, size in (
+            ("query_bias", rows),
+            ("key_bias", shape.kv_heads * shape.size),
+            ("value_bias", shape.kv_heads * shape.size),
+        ):
+            parts[name] = weights.vector(size) if shape.biased else ABSENT
         self.exact = {name: exact for name, (_, exact) in parts.items()}
         self.layer = AttentionWeights(
-            LAYER,
-            shape.heads,
-            shape.kv_heads,
-            shape.size,
-            shape.rotary,
-            EPSILON,
-            shape.gated,
-            *(part for part, _ in parts.values()),
+            index=LAYER,
+            num_heads=shape.heads,
+            num_kv_heads=shape.kv_heads,
+            head_dim=shape.size,
+            rotary_dims=shape.rotary,
+            epsilon=EPSILON,
+            gated=shape.gated,
+            interleaved=shape.interleaved,
+            **{name: part for name, (part, _) in parts.items()},
         )
         self.hidden, self.values = self.bench.hidden(WIDTH)
         self.expected_hidden = self.values.copy()
@@ -74,9 +94,9 @@ class Case:
         past = self.bench.random.normal(0, 1, (2, start, shape.kv_heads, shape.size)).astype(slab.dtype)
         span = self.bench.spans()[sequence]
         x = oracle.norm(self.values[span], w["input_norm"], EPSILON)
-        query = (x @ w["query"].T).reshape(count, shape.heads, -1)
+        query = self.projected(x, "query", shape.heads)
         gate = oracle.sigmoid(query[..., shape.size :]) if shape.gated else np.ones((count, shape.heads, shape.size))
-        key, value = ((x @ w[name].T).reshape(count, shape.kv_heads, shape.size) for name in ("key", "value"))
+        key, value = (self.projected(x, name, shape.kv_heads) for name in ("key", "value"))
         query = self.turned(query[..., : shape.size], w["query_norm"], start)
         key = self.turned(key, w["key_norm"], start)
         keys, values = np.concatenate([past[0], key]), np.concatenate([past[1], value])
@@ -91,9 +111,14 @@ class Case:
             if position < start:
                 self.put(slab, sequence, position, past[0, position], past[1, position])
 
-    def turned(self, x: Float64, weight: Float64, start: int) -> Float64:
-        x = oracle.norm(x, weight, EPSILON)
-        return np.array([[oracle.rotate(head, start + t, self.shape.rotary, 1e4) for head in x[t]] for t in range(len(x))])
+    def projected(self, x: Float64, name: str, heads: int) -> Float64:
+        bias = self.exact[f"{name}_bias"]
+        return (x @ self.exact[name].T + (0 if bias is None else bias)).reshape(len(x), heads, -1)
+
+    def turned(self, x: Float64, weight: Float64 | None, start: int) -> Float64:
+        x = x if weight is None else oracle.norm(x, weight, EPSILON)
+        way = (self.shape.rotary, 1e4, self.shape.interleaved)
+        return np.array([[oracle.rotate(head, start + t, *way) for head in x[t]] for t in range(len(x))])
 
     def put(self, slab: NDArray[np.floating], sequence: int, position: int, key: Float64, value: Float64) -> None:
         """Inside a page: layer, K then V, KV head, row, dimension (memory/layout.py)."""
@@ -114,7 +139,8 @@ class Case:
 @pytest.mark.parametrize("batch", BATCHES, ids=BATCH_IDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_against_float64(room: Room, shape: Shape, batch: list[tuple[int, int]]) -> None:
-    """Grouped heads, partial and full rotary, with and without gate; all positions nobody wrote are NaN, before and after."""
+    """Grouped heads, partial and full rotary of halves and of neighbours, with and without gate, norms and biases; all positions
+    nobody wrote are NaN, before and after."""
     case = Case(room, shape, batch, "f32")
     case.run()
     case.check(room.tolerance("F32"))

@@ -46,7 +46,7 @@ def random_file(config: ModelConfig, types: str) -> GgufFile:
     metadata = {"general.architecture": config.architecture, "general.name": config.name}
     file = GgufFile((Path(f"{config.name}, random {types}"),), 3, metadata, tensors, ())
     loader = WeightLoader(_Inventor(file, tensors, config, types), cast(Ops, _NoDevice()), read_in=False)
-    assemble(loader, config, ARCHITECTURES[config.architecture].load_layer)
+    assemble(loader, config, ARCHITECTURES[config.architecture])
     file.file_bytes = sum(tensor.nbytes for tensor in tensors.values())
     return file
 
@@ -99,6 +99,10 @@ class _Inventor(WeightSource):
             data = np.broadcast_to(rows, (*chosen[:-2], *rows.shape))
         tensor = self._tensors[name] = GgufTensor(name, chosen, kind, data)
         return tensor
+
+    def unused(self) -> list[str]:
+        """None: a tensor is made when it is asked for."""
+        return []
 
     def _parameters(self, name: str, shape: Shape) -> Bytes:
         """Norm weights around 1, decays below 1, the rest around 0."""

@@ -62,9 +62,9 @@ class DeltaLayer(ctypes.Structure):
 
 class AttentionLayer(ctypes.Structure):
     _fields_ = [
-        *_fields(Int, "index num_heads num_kv_heads head_dim rotary_dims gated"),
+        *_fields(Int, "index num_heads num_kv_heads head_dim rotary_dims gated interleaved"),
         ("epsilon", Float),
-        *_fields(Pointer, "input_norm query_norm key_norm"),
+        *_fields(Pointer, "input_norm query_norm key_norm query_bias key_bias value_bias"),
         *_fields(Matrix, "query key value output"),
     ]
 
@@ -97,7 +97,7 @@ def float_matrix(values: NDArray[np.float32]) -> Matrix:
 def fill(structure: type[ctypes.Structure], source: Any, **others: Any) -> Any:
     """An instance of `structure`: each field from `others`, or else from the attribute of `source` of that name.
 
-    Arrays become addresses, weights their Matrix. The caller keeps `source` and `others` alive.
+    Arrays become addresses (None: NULL), weights their Matrix. The caller keeps `source` and `others` alive.
     """
     values: dict[str, Any] = {}
     for name, *_ in structure._fields_:

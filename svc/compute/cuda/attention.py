@@ -133,7 +133,8 @@ def attention_core(
     workspace: DeviceArray | None,
     stream: Stream | None = None,
 ) -> None:
-    """out [T, H * D] = softmax(q k^T / sqrt(D)) v [* sigmoid(gate)], once q and k are normed and turned, and K and V in pages.
+    """out [T, H * D] = softmax(q k^T / sqrt(D)) v [* sigmoid(gate)], once biases are added, q and k are normed and turned, and K
+    and V are in pages.
 
     `kv` is the slab [num_pages, page_elements]. `workspace` [>= workspace_floats] may be None when nothing is decoded.
     """
@@ -201,6 +202,7 @@ class _Call:
         layer, layout, tokens = self.layer, self.layout, self.step.num_tokens
         assert (layer.head_dim, layer.num_kv_heads) == (layout.head_dim, layout.num_kv_heads)
         assert layer.num_heads % layer.num_kv_heads == 0
+        assert layer.query_bias is None or not layer.gated
         assert layer.head_dim in range(16, 257, 16)
         assert self.out.size == tokens * layer.num_heads * layer.head_dim
         assert self.projected.query.size == tokens * layer.num_heads * self.query_stride
@@ -247,9 +249,17 @@ class _Call:
     def write_pages(self) -> None:
         layer, step, projected = self.layer, self.step, self.projected
         args = (
-            *(projected.query, projected.key, projected.value, layer.query_norm, layer.key_norm, step.rope_cos, step.rope_sin),
+            *(projected.query, projected.key, projected.value, layer.query_bias, layer.key_bias, layer.value_bias),
+            *(layer.query_norm, layer.key_norm, step.rope_cos, step.rope_sin),
             *(self.kv, step.block_table, step.positions, step.cu_seqlens, step.rows, self.out),
-            *(step.num_sequences, layer.num_heads, layer.num_kv_heads, self.query_stride, layer.rotary_dims // 2),
+            *(
+                step.num_sequences,
+                layer.num_heads,
+                layer.num_kv_heads,
+                self.query_stride,
+                layer.rotary_dims // 2,
+                int(layer.interleaved),
+            ),
             *(*self.pages, layer.epsilon),
         )
         grid = (step.num_tokens, -(-(layer.num_heads + 2 * layer.num_kv_heads) // 4))

@@ -1,11 +1,12 @@
 """Gated full attention (ARCH_SPEC 5), token by token, reading keys and values from pages only.
 
-    Q = W_q x -> per head D of q, then (gated) D of the gate;  k = W_k x;  v = W_v x
-    q = rope(norm(q)), k = rope(norm(k))                     norm per head, before the rotation
+    Q = W_q x -> per head D of q, then (gated) D of the gate;  k = W_k x;  v = W_v x     + a bias, where there is one
+    q = rope(norm(q)), k = rope(norm(k))                     norm per head, before the rotation; not in all architectures
     o = softmax( q k^T / sqrt(D) ) v                         over positions 0 .. own; query head h reads KV head h // (H / H_kv)
     hidden += W_o ( o * sigmoid(gate) )                      without the gate where the architecture has none
 
-The rotation turns dimension j with j + R / 2 (R = rotary_dims) by position * base^(-2 j / R); dimensions from R on stay.
+The rotation turns dimension j with j + R / 2 (R = rotary_dims), or 2 j with 2 j + 1 where the layer is interleaved, by
+position * base^(-2 j / R); dimensions from R on stay.
 """
 
 import numpy as np
@@ -13,19 +14,20 @@ from numpy.typing import NDArray
 
 from svc.compute.reference.caches import ReferenceCaches
 from svc.compute.reference.math import Float32, rms_norm, sigmoid, softmax
+from svc.compute.reference.weights import ReferenceWeight
 from svc.compute.step_inputs import StepInputs
 from svc.model.layers.attention import AttentionWeights
 
 
 def attention_mixer(hidden: Float32, layer: AttentionWeights, inputs: StepInputs, caches: ReferenceCaches) -> None:
     x = rms_norm(hidden, layer.input_norm, layer.epsilon)
-    parts = layer.query.dot(x).reshape(len(x), layer.num_heads, -1)
+    parts = _projected(x, layer.query, layer.query_bias, layer.num_heads)
     query, gate = parts[..., : layer.head_dim], parts[..., layer.head_dim :]
-    key = layer.key.dot(x).reshape(-1, layer.num_kv_heads, layer.head_dim)
-    value = layer.value.dot(x).reshape(-1, layer.num_kv_heads, layer.head_dim)
+    key = _projected(x, layer.key, layer.key_bias, layer.num_kv_heads)
+    value = _projected(x, layer.value, layer.value_bias, layer.num_kv_heads)
 
-    query = rotate(rms_norm(query, layer.query_norm, layer.epsilon), inputs)
-    key = rotate(rms_norm(key, layer.key_norm, layer.epsilon), inputs)
+    query = rotate(_normed(query, layer.query_norm, layer.epsilon), inputs, layer.interleaved)
+    key = rotate(_normed(key, layer.key_norm, layer.epsilon), inputs, layer.interleaved)
     _write_pages(key, value, layer, inputs, caches)
     attended = _attend(query, layer, inputs, caches)
     if layer.gated:
@@ -33,12 +35,27 @@ def attention_mixer(hidden: Float32, layer: AttentionWeights, inputs: StepInputs
     hidden += layer.output.dot(attended.reshape(len(x), -1))
 
 
-def rotate(x: Float32, inputs: StepInputs) -> Float32:
+def _projected(x: Float32, weight: ReferenceWeight, bias: Float32 | None, heads: int) -> Float32:
+    """[T, C] -> [T, heads, rows of a head]."""
+    out = weight.dot(x)
+    if bias is not None:
+        out += bias
+    return out.reshape(len(x), heads, -1)
+
+
+def _normed(x: Float32, weight: Float32 | None, epsilon: float) -> Float32:
+    return x if weight is None else rms_norm(x, weight, epsilon)
+
+
+def rotate(x: Float32, inputs: StepInputs, interleaved: bool = False) -> Float32:
     """Turns the first R dimensions of each head of x [T, heads, D]."""
-    half = inputs.rope_cos.shape[1]
+    rotary = 2 * inputs.rope_cos.shape[1]
     cos, sin = inputs.rope_cos[:, None, :], inputs.rope_sin[:, None, :]
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+    first, second = (slice(0, rotary, 2), slice(1, rotary, 2)) if interleaved else (slice(rotary // 2), slice(rotary // 2, rotary))
+    turned = x.copy()
+    turned[..., first] = x[..., first] * cos - x[..., second] * sin
+    turned[..., second] = x[..., second] * cos + x[..., first] * sin
+    return turned
 
 
 def _write_pages(key: Float32, value: Float32, layer: AttentionWeights, inputs: StepInputs, caches: ReferenceCaches) -> None:

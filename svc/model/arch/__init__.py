@@ -3,7 +3,7 @@
 from svc.errors import ModelFileError
 from svc.gguf.gguf_file import GgufFile
 from svc.gguf.tensors import WeightSource
-from svc.model.arch import qwen3, qwen3moe, qwen3next, qwen35, qwen35moe
+from svc.model.arch import llama, qwen2, qwen3, qwen3moe, qwen3next, qwen35, qwen35moe
 from svc.model.arch.architecture import Architecture, assemble
 from svc.model.arch.model import Model
 from svc.model.layers.loading import Progress, WeightLoader, WeightStore
@@ -15,6 +15,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3next": qwen3next.ARCHITECTURE,
     "qwen35": qwen35.ARCHITECTURE,
     "qwen35moe": qwen35moe.ARCHITECTURE,
+    "llama": llama.ARCHITECTURE,
+    "qwen2": qwen2.ARCHITECTURE,
     "qwen3": qwen3.ARCHITECTURE,
     "qwen3moe": qwen3moe.ARCHITECTURE,
     # The text part of Qwen3-VL: the three components of a position are equal for text, which makes the rotation the plain one, and
@@ -57,4 +59,4 @@ def load_model(
     """
     with source.file.being_read(whole=read_in):
         loader = WeightLoader(source, store, progress, read_in)
-        return assemble(loader, config, ARCHITECTURES[config.architecture].load_layer)
+        return assemble(loader, config, ARCHITECTURES[config.architecture])

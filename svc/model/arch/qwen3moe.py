@@ -9,7 +9,7 @@ from svc.model.model_config import ModelConfig, Traits
 
 
 def load_layer(loader: WeightLoader, config: ModelConfig, layer: int) -> tuple[Mixer, Ffn]:
-    return load_attention(loader, config, layer, gated=False), load_moe_ffn(loader, config, layer, norm="ffn_norm")
+    return load_attention(loader, config, layer), load_moe_ffn(loader, config, layer, norm="ffn_norm")
 
 
 ARCHITECTURE = Architecture(Traits(hybrid=False, experts=True, shared_expert=False, rotary_share=1.0), load_layer)

@@ -1,7 +1,8 @@
-"""Weights of a full-attention mixer (ARCH_SPEC 5); ungated for the attention-only controls."""
+"""Weights of a full-attention mixer (ARCH_SPEC 5), and what its architecture adds or leaves out: gate, head norms, biases."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from svc.model.layers.loading import WeightLoader, row_slice
@@ -24,25 +25,33 @@ class AttentionWeights:
     query: Any  # weight [H * D * (2 if gated else 1), C]
     key: Any  # weight [H_kv * D, C]
     value: Any  # weight [H_kv * D, C]
-    query_norm: Any  # vector [D]
-    key_norm: Any  # vector [D]
+    query_norm: Any  # vector [D], or None: heads are not normed
+    key_norm: Any  # vector [D], or None
     output: Any  # weight [C, H * D]
+    interleaved: bool = False  # the rotation pairs dimensions 2 j and 2 j + 1; otherwise j and j + rotary_dims / 2
+    query_bias: Any = None  # vector [H * D], or None; added to the product, before norm and rotation. Not with a gate
+    key_bias: Any = None  # vector [H_kv * D], or None
+    value_bias: Any = None  # vector [H_kv * D], or None
 
 
-def load_attention(loader: WeightLoader, config: ModelConfig, layer: int, *, gated: bool) -> AttentionWeights:
+def load_attention(
+    loader: WeightLoader,
+    config: ModelConfig,
+    layer: int,
+    *,
+    gated: bool = False,
+    head_norms: bool = True,
+    biased: bool = False,
+    interleaved: bool = False,
+) -> AttentionWeights:
     """From `attn_q`, `attn_k`, `attn_v`, or from a fused `attn_qkv` (rows q with gate | k | v)."""
+    assert not (gated and biased), "no kernel adds a bias to a gate"
     block = f"blk.{layer}."
     width, head_dim = config.hidden_size, config.head_dim
     query_rows = config.num_heads * head_dim * (2 if gated else 1)
     kv_rows = config.num_kv_heads * head_dim
-    if loader.source.has(f"{block}attn_qkv.weight"):
-        fused = loader.source.take(f"{block}attn_qkv.weight", (query_rows + 2 * kv_rows, width))
-        bounds = [0, query_rows, query_rows + kv_rows, query_rows + 2 * kv_rows]
-        query, key, value = (loader.prepare(row_slice(fused, *ends)) for ends in pairwise(bounds))
-    else:
-        query = loader.matrix(f"{block}attn_q.weight", query_rows, width)
-        key = loader.matrix(f"{block}attn_k.weight", kv_rows, width)
-        value = loader.matrix(f"{block}attn_v.weight", kv_rows, width)
+    query, key, value = _projections(loader, block, (query_rows, kv_rows, kv_rows), width)
+    biases = _biases(loader, block, (query_rows, kv_rows, kv_rows)) if biased else (None,) * 3
     return AttentionWeights(
         index=config.mixer_index(layer),
         num_heads=config.num_heads,
@@ -55,7 +64,32 @@ def load_attention(loader: WeightLoader, config: ModelConfig, layer: int, *, gat
         query=query,
         key=key,
         value=value,
-        query_norm=loader.vector(f"{block}attn_q_norm.weight", (head_dim,)),
-        key_norm=loader.vector(f"{block}attn_k_norm.weight", (head_dim,)),
+        query_norm=loader.vector(f"{block}attn_q_norm.weight", (head_dim,)) if head_norms else None,
+        key_norm=loader.vector(f"{block}attn_k_norm.weight", (head_dim,)) if head_norms else None,
         output=loader.matrix(f"{block}attn_output.weight", width, config.num_heads * head_dim),
+        interleaved=interleaved,
+        query_bias=biases[0],
+        key_bias=biases[1],
+        value_bias=biases[2],
     )
+
+
+def has_biases(loader: WeightLoader, layer: int) -> bool:
+    """Whether the file adds biases to this layer's q, k and v."""
+    names = ("attn_qkv", "attn_q", "attn_k", "attn_v")
+    return any(loader.source.has(f"blk.{layer}.{name}.bias") for name in names)
+
+
+def _projections(loader: WeightLoader, block: str, rows: Sequence[int], width: int) -> list[Any]:
+    """The weights of q, k and v, of so many rows each."""
+    if not loader.source.has(f"{block}attn_qkv.weight"):
+        return [loader.matrix(f"{block}attn_{name}.weight", size, width) for name, size in zip("qkv", rows, strict=True)]
+    fused = loader.source.take(f"{block}attn_qkv.weight", (sum(rows), width))
+    return [loader.prepare(row_slice(fused, *ends)) for ends in pairwise(accumulate(rows, initial=0))]
+
+
+def _biases(loader: WeightLoader, block: str, sizes: Sequence[int]) -> list[Any]:
+    """The vectors added to q, k and v."""
+    if not loader.source.has(f"{block}attn_qkv.bias"):
+        return [loader.vector(f"{block}attn_{name}.bias", (size,)) for name, size in zip("qkv", sizes, strict=True)]
+    return loader.vectors(f"{block}attn_qkv.bias", sizes)

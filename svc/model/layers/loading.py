@@ -1,6 +1,6 @@
 """Loading: takes tensors out of a file by name and shape and hands them to a backend."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,6 +51,17 @@ class WeightLoader:
     def flat_vector(self, name: str, shape: Shape, alternative: Shape) -> Any:
         """A small float array that files store in one of two shapes, given in the first."""
         return self._small(self.source.take(name, [shape, alternative]), shape)
+
+    def vectors(self, name: str, sizes: Sequence[int]) -> list[Any]:
+        """Small float arrays of these sizes that one tensor holds one behind the other."""
+        whole = self.numbers(name, (sum(sizes),))
+        return [self._store.vector(part) for part in np.split(whole, np.cumsum(sizes)[:-1])]
+
+    def numbers(self, name: str, shape: Shape) -> NDArray[np.float32]:
+        """A small float array that stays in Python."""
+        tensor = self.source.take(name, shape)
+        self._count(tensor)
+        return tensor.dequantize().reshape(shape)
 
     def prepare(self, tensor: GgufTensor) -> Any:
         """A weight from a tensor taken already, whole or a part of one."""

@@ -1,4 +1,7 @@
-"""Rotary angles by position. NEOX pairing: dimension j turns with j + rotary / 2, angle = position * base ** (-2 j / rotary)."""
+"""Rotary angles by position: pair j of a head's dimensions turns by position * base ** (-2 j / rotary).
+
+Which two dimensions are a pair is the architecture's choice (layers/attention.py).
+"""
 
 import math
 from dataclasses import dataclass
@@ -70,10 +73,14 @@ class RopeTable:
         self._sin = np.zeros((0, len(inverse_frequencies)), np.float32)
 
     @classmethod
-    def of(cls, rotary_dims: int, base: float, scaling: RopeScaling | None = None) -> "RopeTable":
+    def of(
+        cls, rotary_dims: int, base: float, scaling: RopeScaling | None = None, factors: NDArray[np.float32] | None = None
+    ) -> "RopeTable":
+        """`factors`: [rotary / 2], what each frequency is divided by, scaled or not (Llama 3)."""
+        divisors = 1.0 if factors is None else factors.astype(np.float64)
         if scaling is None:
-            return cls(inverse_frequencies(rotary_dims, base))
-        return cls(scaling.inverse_frequencies(rotary_dims, base), scaling.magnitude)
+            return cls(inverse_frequencies(rotary_dims, base) / divisors)
+        return cls(scaling.inverse_frequencies(rotary_dims, base) / divisors, scaling.magnitude)
 
     def rows(self, positions: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """cos and sin of `positions` [T]: two arrays [T, rotary / 2]."""

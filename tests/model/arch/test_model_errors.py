@@ -42,7 +42,11 @@ def only_mtp(metadata: dict[str, Any], tensors: Tensors) -> None:
 
 HYBRID, NEXT, CONTROL = "tiny-qwen35-hd128-bf16", "tiny-qwen3next-Q4_K_M", "tiny-qwen3-Q8_0"
 CASES: list[tuple[str, Change, list[str]]] = [
-    (HYBRID, put("general.architecture", "qwen4exp"), ["'qwen4exp'", "qwen3next, qwen35, qwen35moe, qwen3, qwen3moe"]),
+    (
+        HYBRID,
+        put("general.architecture", "qwen4exp"),
+        ["'qwen4exp'", "qwen3next, qwen35, qwen35moe, llama, qwen2, qwen3, qwen3moe"],
+    ),
     (HYBRID, put("general.architecture", "mamba"), ["'mamba'", "supported"]),
     # -- tensors
     (HYBRID, drop("token_embd.weight"), ["token_embd.weight"]),
@@ -64,6 +68,8 @@ CASES: list[tuple[str, Change, list[str]]] = [
     (HYBRID, tensor("token_embd.weight"), ["token_embd.weight", "qwen35.embedding_length"]),
     (HYBRID, tensor("blk.1.attn_qkv.scale"), ["blk.1.attn_qkv.scale", "not supported"]),
     (HYBRID, tensor("blk.1.ffn_gate_inp.weight"), ["blk.1.ffn_gate_inp.weight", "router"]),
+    (HYBRID, tensor("blk.1.attn_q.bias"), ["blk.1.attn_q.bias", "not computed with"]),
+    (CONTROL, tensor("rope_freqs.weight"), ["rope_freqs.weight", "not computed with"]),
     (HYBRID, only_mtp, ["MTP"]),
     # -- keys
     (HYBRID, drop("qwen35.block_count"), ["qwen35.block_count", "missing"]),
@@ -90,6 +96,9 @@ CASES: list[tuple[str, Change, list[str]]] = [
     (NEXT, drop("qwen3next.expert_count"), ["qwen3next.expert_count"]),
     (NEXT, put("qwen3next.expert_used_count", 7), ["qwen3next.expert_used_count"]),
     (NEXT, put("qwen3next.expert_weights_scale", float("inf")), ["qwen3next.expert_weights_scale"]),
+    (NEXT, put("qwen3next.expert_gating_func", 2), ["qwen3next.expert_gating_func", "is 2"]),
+    (NEXT, put("qwen3next.expert_weights_norm", False), ["qwen3next.expert_weights_norm", "is False"]),
+    (HYBRID, put("qwen35.expert_count", 4), ["qwen35.expert_count", "is 4"]),
     (CONTROL, drop("qwen3.context_length"), ["qwen3.context_length"]),
 ]
 

@@ -41,17 +41,36 @@ struct block {
     int sequence, first, count; /* tokens [first, first + count) of the step */
 };
 
-/* -- norm, rotation, pages ----------------------------------------------------------------------------------------------------- */
+/* -- bias, norm, rotation, pages ----------------------------------------------------------------------------------------------- */
 
 static void rotate(const attention_job *j, int token, float *head) {
     int pairs = j->l->rotary_dims / 2;
     const float *cosine = j->in->rope_cos + (size_t)token * (size_t)j->in->rope_pairs;
     const float *sine = j->in->rope_sin + (size_t)token * (size_t)j->in->rope_pairs;
+    int step = j->l->interleaved ? 2 : 1, other = j->l->interleaved ? 1 : pairs; /* from pair to pair; to a pair's second half */
     for (int i = 0; i < pairs; i++) {
-        float a = head[i], b = head[i + pairs];
-        head[i] = a * cosine[i] - b * sine[i];
-        head[i + pairs] = b * cosine[i] + a * sine[i];
+        float a = head[i * step], b = head[i * step + other];
+        head[i * step] = a * cosine[i] - b * sine[i];
+        head[i * step + other] = b * cosine[i] + a * sine[i];
     }
+}
+
+ALWAYS_INLINE const float *bias_of(const float *biases, int head, size_t dim) { return biases ? biases + (size_t)head * dim : NULL; }
+
+static void add_bias(float *head, const float *bias, size_t dim) {
+    for (size_t i = 0; bias && i < dim; i += LANES) {
+        v_store(head + i, v_add(v_load(head + i), v_load(bias + i)));
+    }
+}
+
+/* out = rotated(norm(head)) */
+static void norm_and_turn(const attention_job *j, int token, const float *head, const float *norm, float *out) {
+    if (norm) {
+        rms_norm(head, norm, j->l->epsilon, j->l->head_dim, out);
+    } else {
+        memcpy(out, head, (size_t)j->l->head_dim * sizeof *out);
+    }
+    rotate(j, token, out);
 }
 
 ALWAYS_INLINE size_t cache_row(const attention_job *j, int sequence, int position, int kv_head) {
@@ -95,19 +114,22 @@ static void prepare_task(void *context, int token, int worker) {
     float *buffer = j->e->scratch[worker];
     f32x16 scale = v_set1(1.0f / sqrtf((float)l->head_dim));
     for (int h = 0; h < l->num_heads; h++) {
+        float *raw = j->raw_query + (size_t)token * j->query_ld + (size_t)(h * j->query_width);
         float *query = j->query + ((size_t)token * (size_t)l->num_heads + (size_t)h) * dim;
-        rms_norm(j->raw_query + (size_t)token * j->query_ld + (size_t)(h * j->query_width), l->query_norm, l->epsilon, l->head_dim, query);
-        rotate(j, token, query);
+        add_bias(raw, bias_of(l->query_bias, h, dim), dim);
+        norm_and_turn(j, token, raw, l->query_norm, query);
         for (size_t i = 0; i < dim; i += LANES) {
             v_store(query + i, v_mul(v_load(query + i), scale));
         }
     }
     for (int h = 0; h < l->num_kv_heads; h++) {
         size_t place = cache_row(j, j->sequence[token], j->in->positions[token], h);
-        rms_norm(j->raw_key + (size_t)token * j->kv_ld + (size_t)h * dim, l->key_norm, l->epsilon, l->head_dim, buffer);
-        rotate(j, token, buffer);
+        float *key = j->raw_key + (size_t)token * j->kv_ld + (size_t)h * dim, *value = j->raw_value + (size_t)token * j->kv_ld + (size_t)h * dim;
+        add_bias(key, bias_of(l->key_bias, h, dim), dim);
+        add_bias(value, bias_of(l->value_bias, h, dim), dim);
+        norm_and_turn(j, token, key, l->key_norm, buffer);
         write_row(j, place, buffer);
-        write_row(j, place + j->values_offset, j->raw_value + (size_t)token * j->kv_ld + (size_t)h * dim);
+        write_row(j, place + j->values_offset, value);
     }
 }
 

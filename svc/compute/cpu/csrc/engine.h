@@ -38,9 +38,10 @@ typedef struct {
 } delta_layer;
 
 typedef struct {
-    int32_t index, num_heads, num_kv_heads, head_dim, rotary_dims, gated;
+    int32_t index, num_heads, num_kv_heads, head_dim, rotary_dims, gated, interleaved;
     float epsilon;
-    const float *input_norm, *query_norm, *key_norm;
+    const float *input_norm;
+    const float *query_norm, *key_norm, *query_bias, *key_bias, *value_bias; /* NULL where the architecture has none */
     matrix query, key, value, output;
 } attention_layer;
 
