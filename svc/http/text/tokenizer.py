@@ -13,14 +13,20 @@ import tokenizers
 from tokenizers.models import BPE
 
 from svc.errors import ModelFileError, RequestError
-from svc.http.text.pretokenize import PATTERNS, WORD_START, byte_alphabet, pre_tokenizer
+from svc.http.text.pretokenize import PRE_TOKENIZERS, Words, byte_alphabet, pre_tokenizer
 from svc.http.text.unicode import well_formed
 
 _KEY = "tokenizer.ggml."
 _SHORT_CHARS = 1000  # encoded with the GIL held: letting it go costs more than the 0.3 ms
 _SLICE_CHARS = 2**15  # encoded at once: the library takes about 150 bytes of memory for one of text
 _MAX_UNCUT_CHARS = 2**18  # of spaces, say, or of one word: beyond it the library gets slow, and at ten million it panics
-_END_TOKENS = ("<|im_end|>", "<|endoftext|>")  # end an answer whatever the file's eos_token_id says
+_END_TOKENS = (
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+)  # end an answer whatever the file's eos_token_id says
 
 
 class TokenType(enum.IntEnum):
@@ -45,7 +51,7 @@ class Tokenizer:
         tokens: list[str],
         types: list[int],
         merges: list[tuple[str, str]],
-        pre: str,
+        words: Words,
         *,
         eos_ids: Iterable[int] = (),
         eos_id: int | None = None,
@@ -65,16 +71,17 @@ class Tokenizer:
         known_ends = (self.control_tokens.get(text) for text in _END_TOKENS)
         self.eos_ids: frozenset[int] = frozenset(eos_ids) | {i for i in known_ends if i is not None}
         user_defined = self._of_type(TokenType.USER_DEFINED)
-        self._bpe = _bpe(self._ids, merges, pre, user_defined)
+        self._bpe = _bpe(self._ids, merges, words, user_defined)
+        self._word_start = words.starts
         self._added = _any_of(_decisive(list(self.control_tokens), list(user_defined)))
-        self._uncuttable = [(text, cut.start()) for text in user_defined for cut in WORD_START.finditer(text)]
+        self._uncuttable = [(text, cut.start()) for text in user_defined for cut in words.starts.finditer(text)]
         self._longest = max(map(len, self._bytes), default=1) or 1
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
         """Build it from a GGUF file's metadata (arrays as lists or numpy arrays); ModelFileError names the key at fault."""
         _expect(metadata, "model", ("gpt2",))
-        pre = _expect(metadata, "pre", tuple(PATTERNS))
+        words = PRE_TOKENIZERS[_expect(metadata, "pre", tuple(PRE_TOKENIZERS))]
         tokens = _array(metadata, "tokens", str)
         types = _array(metadata, "token_type", int)
         if not tokens or len(types) != len(tokens):
@@ -84,12 +91,12 @@ class Tokenizer:
             tokens,
             types,
             _merges(metadata),
-            pre,
+            words,
             eos_ids=[i for name in ("eos", "eot") if (i := special[name]) is not None],
             eos_id=special["eos"],
             bos_id=special["bos"],
             pad_id=special["padding"],
-            add_bos=bool(metadata.get(f"{_KEY}add_bos_token", False)),
+            add_bos=bool(metadata.get(f"{_KEY}add_bos_token", words.add_bos)),
         )
 
     def __repr__(self) -> str:
@@ -175,7 +182,7 @@ class Tokenizer:
         """`text` in parts that encode by themselves to what they are in the whole."""
         start = 0
         while len(text) - start > _SLICE_CHARS:
-            cuts = (cut.start() for cut in WORD_START.finditer(text, start + _SLICE_CHARS))
+            cuts = (cut.start() for cut in self._word_start.finditer(text, start + _SLICE_CHARS))
             end = next((cut for cut in cuts if not self._in_user_defined(text, cut)), len(text))
             if end - start > _MAX_UNCUT_CHARS:
                 raise RequestError(f"the text has more than {_MAX_UNCUT_CHARS} characters in which no word ends")
@@ -214,13 +221,13 @@ def _text(parts: Iterable[bytes]) -> str:
     return b"".join(parts).decode("utf-8", "replace")
 
 
-def _bpe(vocab: dict[str, int], merges: list[tuple[str, str]], pre: str, user: dict[str, int]) -> tokenizers.Tokenizer:
+def _bpe(vocab: dict[str, int], merges: list[tuple[str, str]], words: Words, user: dict[str, int]) -> tokenizers.Tokenizer:
     """The encoder without control tokens: those are cut out before, by `split_control`."""
     try:
-        bpe = tokenizers.Tokenizer(BPE(vocab=vocab, merges=merges))
+        bpe = tokenizers.Tokenizer(BPE(vocab=vocab, merges=merges, ignore_merges=words.whole_words))
     except Exception as error:  # the library raises bare Exception for a merge of unknown tokens
         raise ModelFileError(f"{_KEY}merges does not fit {_KEY}tokens: {error}") from error
-    bpe.pre_tokenizer = pre_tokenizer(pre)
+    bpe.pre_tokenizer = pre_tokenizer(words)
     bpe.add_tokens([tokenizers.AddedToken(text, normalized=False, special=False) for text in user])
     return bpe
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers.models import BPE
 
 from svc.errors import ModelFileError, RequestError
-from svc.http.text.pretokenize import pre_tokenizer
+from svc.http.text.pretokenize import PRE_TOKENIZERS, pre_tokenizer
 from svc.http.text.tokenizer import Tokenizer
 from svc.http.text.unicode import well_formed
 
@@ -61,6 +61,21 @@ def test_any_text_survives_the_round_trip(tokenizer: Tokenizer, text: str, parse
     assert tokenizer.decode(tokenizer.encode(text, parse_special=parse_special)) == text
 
 
+def test_words_that_are_tokens_are_taken_whole(metadata: Any) -> None:
+    """In vocabularies of Llama 3 some tokens are reached by no merges: only a whole word gives them. A prompt begins with BOS there
+    where the file does not say otherwise."""
+    values = metadata("tiny", "llama-bpe")
+    values |= {"tokenizer.ggml.tokens": [*values["tokenizer.ggml.tokens"], "Ġxqzvw"], "tokenizer.ggml.bos_token_id": 3}
+    values["tokenizer.ggml.token_type"] = [*values["tokenizer.ggml.token_type"], 1]
+    values.pop("tokenizer.ggml.add_bos_token", None)
+    llama, qwen = (Tokenizer.from_metadata(values | {"tokenizer.ggml.pre": pre}) for pre in ("llama-bpe", "qwen2"))
+    whole = len(values["tokenizer.ggml.tokens"]) - 1
+    assert llama.encode(" xqzvw", parse_special=False) == [whole]
+    assert whole not in qwen.encode(" xqzvw", parse_special=False)
+    assert (llama.add_bos, qwen.add_bos) == (True, False)
+    assert not Tokenizer.from_metadata(values | {"tokenizer.ggml.add_bos_token": False}).add_bos
+
+
 def test_control_token_text_is_only_a_control_token_when_asked(tokenizer: Tokenizer) -> None:
     """`<|im_end|>` in text becomes its token only with parse_special; `<think>` (user-defined) always."""
     end = tokenizer.control_tokens["<|im_end|>"]
@@ -85,7 +100,7 @@ def overlapping(metadata: Any) -> tuple[Tokenizer, tokenizers.Tokenizer]:
     ours = Tokenizer.from_metadata(values | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types})
     merges = [tuple(merge.split(" ", 1)) for merge in values["tokenizer.ggml.merges"]]
     library = tokenizers.Tokenizer(BPE(vocab={text: i for i, text in enumerate(tokens)}, merges=merges))
-    library.pre_tokenizer = pre_tokenizer("qwen35")
+    library.pre_tokenizer = pre_tokenizer(PRE_TOKENIZERS["qwen35"])
     for kind, add in ((3, library.add_special_tokens), (4, library.add_tokens)):
         add([tokenizers.AddedToken(t, normalized=False) for t, k in zip(tokens, types, strict=True) if k == kind])
     return ours, library
@@ -122,10 +137,28 @@ _UNITS = [
     "ヶ",
     "。",
 ]
-_UNITS += ["'s", "'", ".", "!?", "_", "<think>", "🙂", "\ud83d", "\ude42", "\u200b", "а", "ب", "<|im_end|>", "x 1", "x\ny"]
+_UNITS += [
+    "\n\n",
+    "1234567",
+    "'s",
+    "'",
+    ".",
+    "!?",
+    "_",
+    "<think>",
+    "🙂",
+    "\ud83d",
+    "\ude42",
+    "\u200b",
+    "а",
+    "ب",
+    "<|im_end|>",
+    "x 1",
+    "x\ny",
+]
 
 
-@pytest.fixture(scope="module", params=["qwen2", "qwen35"])
+@pytest.fixture(scope="module", params=["qwen2", "qwen35", "llama-bpe", "gpt-2", "smollm", "default"])
 def spaced(request: pytest.FixtureRequest, metadata: Any) -> Tokenizer:
     """A vocabulary with user-defined tokens in which a word begins."""
     values = metadata("tiny", request.param)
@@ -261,7 +294,7 @@ def test_metadata_from_arrays_gives_the_same_tokenizer(metadata: Any, tokenizer:
     [
         ("model", "llama", "'llama'.*supported: gpt2"),
         ("model", None, "model is missing"),
-        ("pre", "llama-bpe", "'llama-bpe'.*supported: qwen2, qwen35"),
+        ("pre", "tekken", "'tekken'.*supported: qwen2, .*qwen35, llama-bpe"),
         ("pre", 7, "pre is 7"),
         ("tokens", None, "tokens is missing"),
         ("tokens", [], "tokens has 0"),
