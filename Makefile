@@ -74,6 +74,12 @@ kernels: $(BIN)/python ## compile the C kernels again; check the CUDA kernels fo
 smoke: $(VENV)/.installed ## start a server, ask it for a completion, stop it
 	@MODEL="$(MODEL)" HEADRACE="$(BIN)/headrace" PYTHON="$(BIN)/python" ops/smoke.sh
 
+.PHONY: wheel
+wheel: $(BIN)/python ## build dist/headrace-*.whl, to be installed anywhere with pip
+	@rm -rf build
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@ls dist/headrace-*.whl
+
 .PHONY: clean
 clean: ## remove everything that make made, .venv included
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

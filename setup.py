@@ -7,6 +7,7 @@ working C compiler the installation succeeds with a warning, and the server comp
 
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -36,6 +37,7 @@ LEVEL_FLAGS = {
     },
     "aarch64": {"base": PLAIN, "neon": [], "neon-dotprod": ["-march=armv8.2-a+dotprod"]},
 }
+OLDEST_GLIBC = (2, 17)  # of the wheels that this one depends on
 MACHINE_NAMES = {"AMD64": "x86_64", "arm64": "aarch64"}
 
 
@@ -84,8 +86,8 @@ class BuildKernels(build_ext):
             stale.unlink()
         super().copy_extensions_to_source()
 
-    def built_anything(self) -> bool:
-        return any(Path(self.get_ext_fullpath(ext.name)).exists() for ext in self.extensions)
+    def built_libraries(self) -> list[Path]:
+        return [path for ext in self.extensions if (path := Path(self.get_ext_fullpath(ext.name))).exists()]
 
 
 class PackageSources(build_py):
@@ -99,12 +101,27 @@ class PackageSources(build_py):
 
 
 class Wheel(bdist_wheel):
-    """Independent of the Python version; of the platform only when kernels were built."""
+    """For any Python 3; for any platform without kernels, else for those whose glibc the kernels can run with."""
 
     def get_tag(self) -> tuple[str, str, str]:
         platform_tag = super().get_tag()[2]
-        build = self.get_finalized_command("build_ext")
-        return "py3", "none", platform_tag if build.built_anything() else "any"
+        libraries = self.get_finalized_command("build_ext").built_libraries()
+        if not libraries:
+            return "py3", "none", "any"
+        return "py3", "none", manylinux_tag(platform_tag, libraries)
+
+
+def manylinux_tag(platform_tag: str, libraries: list[Path]) -> str:
+    """The tag of PEP 600 for a wheel of these libraries: "linux_x86_64" becomes "manylinux_2_34_x86_64".
+
+    The libraries use nothing but glibc, and the string table of each names the versions of all symbols it uses. Without such
+    names (musl, not Linux) the tag stays as it is.
+    """
+    names = {name for library in libraries for name in re.findall(rb"GLIBC_(\d+)\.(\d+)", library.read_bytes())}
+    if not names or not platform_tag.startswith("linux_"):
+        return platform_tag
+    major, minor = max(OLDEST_GLIBC, *((int(major), int(minor)) for major, minor in names))
+    return f"manylinux_{major}_{minor}_{platform_tag.removeprefix('linux_')}"
 
 
 setup(
