@@ -28,6 +28,15 @@ MAY_IMPORT = {
     "svc.http": ("svc.slots", "svc.memory.placement", "svc.compute.sampling.params", "svc.log", "svc.metrics"),
     "svc.lifecycle": ("svc.log",),
     "svc.model_loading": ("svc.http.text", "svc.memory", "svc.compute", "svc.model", "svc.gguf", "svc.log", "svc.machine"),
+    "svc.check": (
+        "svc.model_loading",
+        "svc.http.access",
+        "svc.http.address",
+        "svc.compute.runner",
+        "svc.gguf",
+        "svc.memory.plan",
+        "svc.log",
+    ),
     "svc.operator_signals": ("svc.http.access", "svc.http.service", "svc.lifecycle", "svc.log"),
     "svc.app": (
         "svc.http",
@@ -42,6 +51,7 @@ MAY_IMPORT = {
     ),
     "svc.cli": (
         "svc.app",
+        "svc.check",
         "svc.model_loading",
         "svc.slots",
         "svc.memory",

@@ -1,6 +1,7 @@
 """The command line: `headrace serve`, `chat`, `inspect`, `perplexity`, `bench`.
 
-Exit codes: 0 done, 2 something the user gave cannot be used (one sentence on stderr), 130 interrupted. A traceback is our bug.
+Exit codes: 0 done, 1 `serve --check` failed, 2 a setting, file or argument cannot be used, 130 interrupted. 1 and 2 come with one
+sentence on stderr; a traceback is a bug.
 """
 
 import argparse

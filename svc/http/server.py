@@ -1,6 +1,5 @@
 """The HTTP server: builds the application, opens the port, closes it again."""
 
-import errno
 import logging
 from collections.abc import Iterable
 
@@ -8,6 +7,7 @@ from aiohttp import http_exceptions, web
 
 from svc.errors import ConfigError
 from svc.http.access import API_KEYS, CORS, ApiKeys, CorsPolicy, add_cors_headers, with_key, with_preflight
+from svc.http.address import listening_problem
 from svc.http.body import BODIES, Bodies
 from svc.http.middleware import add_headers, with_errors, with_plain_body, with_scope
 from svc.http.off_loop import TEXT_THREADS, TextThreads
@@ -62,7 +62,7 @@ class HttpServer:
             await web.TCPSite(self._runner, host, port).start()
         except (OSError, OverflowError) as error:
             await self._runner.cleanup()
-            raise ConfigError(_why(error, host, port)) from None
+            raise ConfigError(listening_problem(error, host, port)) from None
         return _url(host, self._runner.addresses[0][1])
 
     async def stop(self) -> None:
@@ -88,18 +88,6 @@ def _protocol_logger() -> logging.Logger:
     if not logger.filters:
         logger.addFilter(_NoTracebacks())
     return logger
-
-
-def _why(error: Exception, host: str, port: int) -> str:
-    number = error.errno if isinstance(error, OSError) else None
-    match number:
-        case errno.EADDRINUSE:
-            return f"port {port} on {host} is in use by another program"
-        case errno.EACCES:
-            return f"port {port} on {host} may not be used by this user"
-        case errno.EADDRNOTAVAIL:
-            return f"host {host} is not an address of this machine"
-    return f"cannot listen on host {host}, port {port}: {error}"
 
 
 def _url(host: str, port: int) -> str:

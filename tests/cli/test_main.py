@@ -37,12 +37,12 @@ def test_serve_has_a_flag_for_every_option(capsys: pytest.CaptureFixture[str], m
 def test_only_given_flags_are_passed_on() -> None:
     """A flag that is not given must not hide the file or the environment."""
     given = vars(build_parser().parse_args(["serve", "m.gguf", "--kv-bytes", "4GiB", "--no-strict-model-name"]))
-    assert {key: value for key, value in given.items() if key not in ("run", "config")} == {
+    assert {key: value for key, value in given.items() if key not in ("run", "config", "check")} == {
         "model": "m.gguf",
         "kv_bytes": "4GiB",
         "strict_model_name": False,
     }
-    assert set(vars(build_parser().parse_args(["serve"]))) == {"run", "config"}
+    assert set(vars(build_parser().parse_args(["serve"]))) == {"run", "config", "check"}
 
 
 def test_no_model_is_the_bundled_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ import pytest
 import structlog
 
 from svc.cli import main
+from svc.gguf.gguf_file import GgufFile
+from svc.gguf.writer import write_gguf
 from tests.e2e.server_process import GGUF, ServerProcess, failed_start, serving
 
 MODEL = "tiny-qwen35moe-Q4_K_M"
@@ -109,34 +111,76 @@ def logging_as_before() -> Iterator[None]:
     structlog.reset_defaults()
 
 
+@pytest.fixture
+def odd_files(tmp_path: Path) -> Path:
+    """A folder of files that cannot be used."""
+    model = GGUF / f"{MODEL}.gguf"
+    (tmp_path / "garbage.gguf").write_bytes(b"no model at all" * 100)
+    (tmp_path / "short.gguf").write_bytes(model.read_bytes()[:-1000])
+    (tmp_path / "bad.jinja").write_text("{% for %}")
+    (tmp_path / "bad.toml").write_text("port = 8080\nprot = 1\n")
+    (tmp_path / "bad-keys").write_text("two words\n")
+    whole = GgufFile.open(model)
+    tensors = {name: (tensor.data, tensor.type) for name, tensor in whole.tensors.items() if name != "blk.1.ssm_a"}
+    write_gguf(tmp_path / "incomplete.gguf", whole.metadata, tensors)
+    return tmp_path
+
+
 @pytest.mark.parametrize(
     ("arguments", "culprit"),
     [
         (["{tmp}/absent.gguf"], "absent.gguf"),
         (["{tmp}/garbage.gguf"], "garbage.gguf"),
         (["{tmp}/short.gguf"], "short.gguf"),
+        (["{tmp}/incomplete.gguf"], "blk.1.ssm_a"),
+        (["{model}", "--config", "{tmp}/bad.toml"], "prot"),
         (["{model}", "--chat-template-file", "{tmp}/absent.jinja"], "absent.jinja"),
         (["{model}", "--chat-template-file", "{tmp}/bad.jinja"], "bad.jinja"),
+        (["{model}", "--api-key-file", "{tmp}/absent-keys"], "absent-keys"),
+        (["{model}", "--api-key-file", "{tmp}/bad-keys"], "line 1"),
+        (["{model}", "--cors-origins", "chat.example.org"], "chat.example.org"),
         (["{model}", "--host", "192.0.2.1"], "192.0.2.1"),
+        (["{model}", "--host", "no such host"], "no such host"),
         (["{model}", "--snapshot-bytes", "1KiB"], "snapshot_bytes"),
         (["{model}", "--kv-bytes", "1KiB"], "kv_bytes"),
+        (["{model}", "--override-kv", "qwen35moe.block_count=int:0"], "block_count"),
     ],
 )
 def test_what_cannot_be_used_is_one_sentence(
-    tmp_path: Path, arguments: list[str], culprit: str, capsys: pytest.CaptureFixture[str], logging_as_before: None
+    odd_files: Path, arguments: list[str], culprit: str, capsys: pytest.CaptureFixture[str], logging_as_before: None
 ) -> None:
-    """Exit code 2 and a last line that names the culprit; no traceback. (Without a process each: those are slow to start.)"""
-    model = GGUF / f"{MODEL}.gguf"
-    (tmp_path / "garbage.gguf").write_bytes(b"no model at all" * 100)
-    (tmp_path / "short.gguf").write_bytes(model.read_bytes()[:-1000])
-    (tmp_path / "bad.jinja").write_text("{% for %}")
-    filled = [argument.format(tmp=tmp_path, model=model) for argument in arguments]
-    code, stderr = main(["serve", *filled, "--port", "0"]), capsys.readouterr().err
-    assert code == 2, stderr
-    last = stderr.splitlines()[-1]
-    assert last.startswith("headrace: ")
-    assert culprit in last
-    assert "Traceback" not in stderr
+    """Exit code 2 and a last line that names the culprit; no traceback. `--check` says the same with exit code 1.
+
+    (Without a process each: those are slow to start.)
+    """
+    filled = [argument.format(tmp=odd_files, model=GGUF / f"{MODEL}.gguf") for argument in arguments]
+    sentences = []
+    for more, expected in ([], 2), (["--check"], 1):
+        code, (stdout, stderr) = main(["serve", *filled, "--port", "0", *more]), capsys.readouterr()
+        assert (code, stdout) == (expected, "")
+        assert "Traceback" not in stderr
+        sentences.append(stderr.splitlines()[-1])
+    assert sentences[0] == sentences[1]
+    assert sentences[0].startswith("headrace: ")
+    assert culprit in sentences[0]
+
+
+def test_what_can_be_served_passes_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str], logging_as_before: None) -> None:
+    """One sentence on stdout and exit code 0; a port that a server uses, to be restarted perhaps, is mentioned."""
+    (tmp_path / "keys").write_text("a\nb\n")
+    arguments = ["serve", str(GGUF / f"{MODEL}.gguf"), "--check", "--kv-bytes", "32MiB", "--snapshot-bytes", "64MiB"]
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        assert main([*arguments, "--port", port, "--api-key-file", str(tmp_path / "keys")]) == 0
+    stdout, stderr = capsys.readouterr()
+    assert (len(stdout.splitlines()), stderr) == (1, "")
+    for part in (MODEL, f"port {port} (in use now)", "8 slots", "2 API keys"):
+        assert part in stdout
+    assert main([*arguments, "--port", "0"]) == 0
+    assert "in use" not in (stdout := capsys.readouterr().out)
+    assert stdout.endswith("to everybody\n")
 
 
 def test_port_that_is_taken() -> None:

@@ -11,6 +11,7 @@ import structlog
 from structlog.testing import LogCapture
 
 from svc import app, model_loading
+from svc.check import check_server
 from svc.compute.cuda import cupy_device
 from svc.compute.cuda.device import Device
 from svc.compute.cuda.ops import CudaOps
@@ -121,6 +122,13 @@ def test_load(emulated: list[int], logger: Any) -> None:
     loaded.runner.run(app.many_tokens(loaded.runner.plan, loaded.runner.max_step_tokens))
     assert device.memory() == before
     loaded.runner.close()
+
+
+def test_check_copies_no_weight(emulated: list[int], logger: Any) -> None:
+    """`serve --check` plans for the GPU's memory and checks every tensor, but uploads none."""
+    sentence = check_server(Config(model=str(MODEL), device="cuda", port=0, max_step_tokens=64), logger)
+    assert sentence.startswith(f"{MODEL.stem} can be served")
+    assert "by cuda with 8 slots" in sentence
 
 
 @pytest.mark.skipif(not have_compiler(), reason="the CUDA emulator needs g++")
