@@ -56,7 +56,7 @@ def test_verify_would_notice(unit: Path) -> None:
 
 @needs_systemd
 def test_little_is_exposed(unit: Path) -> None:
-    """systemd's own measure of what the service could do if it were taken over."""
+    """systemd's own measure of what an intruder in the service could do."""
     result = analyze("security", "--offline=true", f"--threshold={LARGEST_EXPOSURE}", "--no-pager", str(unit))
     assert result.returncode == 0, result.stdout[-200:]
 
@@ -77,8 +77,20 @@ def test_unit_and_server_speak_of_the_same_things() -> None:
     assert named <= known, named - known
 
 
-def test_keys_reach_the_server_as_a_credential() -> None:
-    """The file of keys is root's; the server gets it under the name that its setting has."""
-    name, _, path = value("LoadCredential").partition(":")
+def test_the_reload_is_the_servers() -> None:
+    """SIGHUP, at a key file that the service reads in place: a credential would be the copy made at the start."""
+    assert value("ExecReload") == "/bin/kill -HUP $MAINPID"
+    assert values("LoadCredential") == []
+    (path,) = [line.partition("=")[2] for line in values("Environment") if line.startswith("HEADRACE_API_KEY_FILE=")]
     assert Path(path).is_absolute()
-    assert f"HEADRACE_API_KEY_FILE=%d/{name}" in values("Environment")
+    group = value("SupplementaryGroups")
+    runbook = (ROOT / "ops" / "runbook.md").read_text()
+    assert f"groupadd --system {group}" in runbook
+    assert re.search(rf"chown root:{group} {path}\b", runbook)
+
+
+def test_memory_has_a_limit() -> None:
+    """The machine survives a server that takes too much, and the server is started again."""
+    assert re.fullmatch(r"\d+%", value("MemoryMax"))
+    assert value("OOMPolicy") == "stop"
+    assert value("Restart") == "on-failure"
