@@ -3,7 +3,7 @@
 import math
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -176,71 +176,17 @@ def _biased_tokens(key: int | str, param: str, tokenizer: Tokenizer, vocab_size:
     return tokens
 
 
-# -- known, but not supported yet ---------------------------------------------------------------------------------------------
-
-
-def neutral(*values: object) -> Callable[[Any], bool]:
-    """Whether a value is one of those that ask for nothing."""
-    return lambda value: any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in values)
-
-
-def _is_text_format(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"
-
-
-def _is_text_only(value: Any) -> bool:
-    return isinstance(value, list) and all(item == "text" for item in value)
-
-
-# Field -> whether a value (None never asked) asks for nothing.
-Unsupported = Mapping[str, Callable[[Any], bool]]
-UNSUPPORTED: Unsupported = {
-    "response_format": _is_text_format,
-    "grammar": neutral(""),
-    "json_schema": neutral({}, ""),
-    "structured_outputs": neutral({}),
-    "guided_json": neutral({}, ""),
-    "guided_regex": neutral(""),
-    "guided_choice": neutral([]),
-    "guided_grammar": neutral(""),
-}
-UNSUPPORTED_CHAT: Unsupported = {
-    "audio": neutral(),
-    "modalities": _is_text_only,
-    "web_search_options": neutral(),
-    "functions": neutral([]),
-    "function_call": neutral("none", "auto"),
-    "tool_choice": neutral("none", "auto"),
-}
-UNSUPPORTED_COMPLETION: Unsupported = {"suffix": neutral("")}
-UNSUPPORTED_NATIVE: Unsupported = {
-    "dry_multiplier": neutral(0),
-    "dynatemp_range": neutral(0),
-    "mirostat": neutral(0),
-    "n_indent": neutral(0),
-    "post_sampling_probs": neutral(False),
-    "top_n_sigma": lambda value: isinstance(value, int | float) and value <= 0,
-    "typical_p": neutral(1),
-    "xtc_probability": neutral(0),
-}
-
-
-def refuse_unsupported(body: object, *tables: Unsupported) -> None:
-    """RequestError for the first field that asks for what there is not: silently ignoring it would be worse than an error."""
-    for table in tables:
-        for name, is_neutral in table.items():
-            value = getattr(body, name)
-            if value is not None and not is_neutral(value):
-                raise unsupported(name, value)
-
-
-def unsupported(name: str, value: object) -> RequestError:
-    return RequestError(f"{name} is not supported yet (here {shown(value)}).", param=name, code="unsupported_parameter")
+def unsupported(name: str, value: str) -> RequestError:
+    """The refusal of a field that nothing here does; `value` is what was sent, as JSON."""
+    return RequestError(f"{name} is not supported yet (here {_cut(value)}).", param=name, code="unsupported_parameter")
 
 
 def shown(value: object) -> str:
     """A value as an error message quotes it."""
     if isinstance(value, int) and abs(value) >= 10**30:  # Python refuses to print what is really long
         return "a number of more than 30 digits"
-    text = repr(value)
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."

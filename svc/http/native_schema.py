@@ -4,8 +4,6 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from svc.http.schema import HeadraceOut, TimingsOut
 
-SAMPLERS = ["penalties", "temperature", "top_k", "top_p", "min_p"]  # in their order, which is fixed
-
 
 class NativeTopOut(Struct):
     id: int

@@ -3,20 +3,16 @@
 Every refusal names the field and the value (`fields.py` has the single checks).
 """
 
+import json
 from dataclasses import dataclass
 
 from svc.compute.sampling.params import SamplingParams
 from svc.errors import RequestError
 from svc.http.fields import (
-    UNSUPPORTED,
-    UNSUPPORTED_CHAT,
-    UNSUPPORTED_COMPLETION,
-    UNSUPPORTED_NATIVE,
     integer,
     last_n,
     logit_bias,
     number,
-    refuse_unsupported,
     seed,
     shown,
     stop_strings,
@@ -25,6 +21,7 @@ from svc.http.fields import (
     top_k,
     unsupported,
 )
+from svc.http.samplers import SAMPLERS, enabled_samplers, with_only
 from svc.http.schema import ChatIn, CompletionIn, GenerationIn, NativeIn
 from svc.http.text.tokenizer import Tokenizer
 
@@ -32,6 +29,7 @@ MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 MAX_TEMPERATURE = 100.0
 MAX_PENALTY = 100.0
+LIMIT_NAMES = ("max_tokens", "n_predict", "num_predict", "max_new_tokens")  # of the answer's length: the first given counts
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; chat has none
 
 
@@ -46,6 +44,7 @@ class GenerationOptions:
     stop: tuple[str, ...] = ()
     stop_ids: frozenset[int] = frozenset()  # the model's own ends too, unless they are to be ignored
     banned: tuple[int, ...] = ()
+    samplers: tuple[str, ...] = SAMPLERS  # those that run
     max_predict_s: float = 0.0  # end at a time limit once a line is complete; 0: none
     use_cache: bool = True
     stream: bool = False
@@ -84,24 +83,24 @@ LLAMA_REPEAT_LAST_N = 64
 
 def chat_options(body: ChatIn, vocabulary: Vocabulary) -> GenerationOptions:
     """The options of a chat request; RequestError names the field."""
-    refuse_unsupported(body, UNSUPPORTED, UNSUPPORTED_CHAT)
+    if body.tool_choice not in (None, "none", "auto"):
+        raise unsupported("tool_choice", json.dumps(body.tool_choice))
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
     num_logprobs = integer("top_logprobs", body.top_logprobs, 0, 0, MAX_LOGPROBS) if body.logprobs else None
-    max_tokens = _limit(body, ("max_completion_tokens", "max_tokens", "n_predict"), None)
+    max_tokens = _limit(body, ("max_completion_tokens", *LIMIT_NAMES), None)
     return _options(body, vocabulary, OPENAI, num_logprobs, max_tokens)
 
 
 def completion_options(body: CompletionIn, vocabulary: Vocabulary) -> GenerationOptions:
     """The options of a completion request; RequestError names the field."""
-    refuse_unsupported(body, UNSUPPORTED, UNSUPPORTED_COMPLETION)
     num_logprobs = None if body.logprobs is None else integer("logprobs", body.logprobs, 0, 0, MAX_LOGPROBS)
     if body.echo and num_logprobs is not None:
         raise RequestError("echo together with logprobs is not supported yet.", param="echo", code="unsupported_parameter")
-    max_tokens = _limit(body, ("max_tokens", "n_predict"), DEFAULT_COMPLETION_TOKENS)
+    max_tokens = _limit(body, LIMIT_NAMES, DEFAULT_COMPLETION_TOKENS)
     options = _options(body, vocabulary, OPENAI, num_logprobs, max_tokens)
     if body.best_of is not None and body.best_of != options.num_choices:
-        raise unsupported("best_of", body.best_of)
+        raise unsupported("best_of", json.dumps(body.best_of))
     return options
 
 
@@ -110,21 +109,18 @@ def native_options(body: NativeIn, vocabulary: Vocabulary) -> GenerationOptions:
 
     Where llama-server has more words for "off" than the others (any negative n_predict or temperature), so do we.
     """
-    refuse_unsupported(body, UNSUPPORTED, UNSUPPORTED_NATIVE)
     body.temperature = max(0.0, body.temperature) if body.temperature is not None else None
-    name = "n_predict" if body.n_predict is not None else "max_tokens"
-    asked = getattr(body, name)
-    max_tokens = None if asked is not None and asked < 0 else token_count(name, asked, None)
+    max_tokens = _limit(body, ("n_predict", *LIMIT_NAMES), None, negative_is_none=True)
     num_logprobs = integer("n_probs", body.n_probs, 0, 0, MAX_LOGPROBS) or None
     max_predict_ms = number("t_max_predict_ms", body.t_max_predict_ms, 0, -1, 1e9)
     return _options(body, vocabulary, LLAMA, num_logprobs, max_tokens, max_predict_ms)
 
 
-def _limit(body: GenerationIn, names: tuple[str, ...], default: int | None) -> int | None:
-    """The limit of tokens under the first of its names that is given; llama-server reads its own name everywhere too."""
+def _limit(body: GenerationIn, names: tuple[str, ...], default: int | None, *, negative_is_none: bool = False) -> int | None:
+    """The limit of tokens under the first of its names that is given."""
     for name in names:
         if (value := getattr(body, name)) is not None:
-            return token_count(name, value, default)
+            return None if negative_is_none and value < 0 else token_count(name, value, default)
     return default
 
 
@@ -140,14 +136,16 @@ def _options(
     stop_ids = stop_token_ids(body.stop_token_ids or [], vocabulary.size)
     own_ends = vocabulary.tokenizer.eos_ids
     banned = never | (own_ends - stop_ids) if body.ignore_eos else never
+    samplers = enabled_samplers(body.samplers)
     options = GenerationOptions(
-        params=_params(body, defaults, num_logprobs, biases),
+        params=with_only(_params(body, defaults, num_logprobs, biases), samplers),
         max_tokens=max_tokens,
         min_tokens=_min_tokens(body.min_tokens, max_tokens),
         num_choices=integer("n", body.n, 1, 1, MAX_CHOICES),
         stop=stop_strings(body.stop),
         stop_ids=stop_ids if body.ignore_eos else stop_ids | own_ends,
         banned=tuple(sorted(banned)),
+        samplers=samplers,
         max_predict_s=max(0.0, max_predict_ms / 1000),
         use_cache=body.cache_prompt is not False,
         stream=bool(body.stream),

@@ -1,6 +1,6 @@
 """The JSON that clients send and get, as Structs. Unknown request fields are ignored: every agent sends some.
 
-What a field means and which values are allowed is checked in `options.py` and `fields.py`; here are only names and types.
+Here are names and types. `options.py` and `fields.py` check values; `known_fields.py` has the fields that are refused.
 """
 
 import gc
@@ -12,6 +12,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType, field
 
 from svc.errors import RequestError
 from svc.http.json_scan import check_weight
+from svc.http.known_fields import Route
+from svc.http.refusal import refuse_unsupported, with_refused_fields
 from svc.http.text.unicode import well_formed_json
 
 JsonObject = dict[str, Any]
@@ -33,6 +35,8 @@ class GenerationIn(Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     max_tokens: Whole | None = None
     n_predict: Whole | None = None
+    max_new_tokens: Whole | None = None
+    num_predict: Whole | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Whole | None = None
@@ -49,19 +53,10 @@ class GenerationIn(Struct, kw_only=True):
     repetition_penalty: float | None = None
     repeat_penalty: float | None = None
     repeat_last_n: Whole | None = None
+    samplers: str | list[str] | None = None
     cache_prompt: bool | None = None
     return_token_ids: bool | None = None
     cache_report: bool | None = None
-
-    # Known, but not supported yet: refused when they would change the answer (fields.py has the values that do not).
-    response_format: Any = None
-    grammar: Any = None
-    json_schema: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
 
 
 class ChatIn(GenerationIn, kw_only=True):
@@ -74,14 +69,12 @@ class ChatIn(GenerationIn, kw_only=True):
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
     chat_template_kwargs: JsonObject | None = None
+    enable_thinking: bool | None = None
+    thinking: bool | JsonObject | None = None
+    reasoning: JsonObject | None = None
+    reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-
-    audio: Any = None
-    modalities: Any = None
-    web_search_options: Any = None
-    functions: Any = None
-    function_call: Any = None
 
 
 class CompletionIn(GenerationIn, kw_only=True):
@@ -90,9 +83,7 @@ class CompletionIn(GenerationIn, kw_only=True):
     prompt: str | list[str | int | list[int]]
     logprobs: Whole | None = None
     echo: bool | None = None
-
-    suffix: Any = None
-    best_of: Any = None
+    best_of: Whole | None = None
 
 
 class NativeIn(GenerationIn, kw_only=True):
@@ -104,15 +95,6 @@ class NativeIn(GenerationIn, kw_only=True):
     response_fields: list[str] | None = None
     t_max_predict_ms: float | None = None
 
-    dry_multiplier: Any = None
-    dynatemp_range: Any = None
-    mirostat: Any = None
-    n_indent: Any = None
-    post_sampling_probs: Any = None
-    top_n_sigma: Any = None
-    typical_p: Any = None
-    xtc_probability: Any = None
-
 
 class ApplyTemplateIn(Struct, kw_only=True):
     """POST /apply-template, as llama-server's: what of a chat request shapes its prompt."""
@@ -121,6 +103,10 @@ class ApplyTemplateIn(Struct, kw_only=True):
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
     chat_template_kwargs: JsonObject | None = None
+    enable_thinking: bool | None = None
+    thinking: bool | JsonObject | None = None
+    reasoning: JsonObject | None = None
+    reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -142,12 +128,27 @@ class DetokenizeIn(Struct):
 
 In = TypeVar("In", bound=Struct)
 
+ROUTES: dict[type[Struct], Route] = {
+    ChatIn: Route.CHAT,
+    CompletionIn: Route.TEXT,
+    NativeIn: Route.NATIVE,
+    ApplyTemplateIn: Route.TEMPLATE,
+}
+_WITH_REFUSED = {kind: with_refused_fields(kind, route) for kind, route in ROUTES.items()}
+
 _AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
 
 
 def decode(kind: type[In], body: bytes | bytearray) -> In:
     """A request body as a Struct; RequestError with the path of the field at fault. Lone surrogates become U+FFFD."""
+    value: In = _decoded(_WITH_REFUSED.get(kind, kind), body)
+    if kind in ROUTES:
+        refuse_unsupported(value, ROUTES[kind])
+    return value
+
+
+def _decoded(kind: Any, body: bytes | bytearray) -> Any:
     if not body or body.isspace():
         raise RequestError("The request body is empty; a JSON object is expected.")
     check_weight(body)
@@ -161,7 +162,7 @@ def decode(kind: type[In], body: bytes | bytearray) -> In:
         raise RequestError("The request body is nested too deeply.", code="invalid_json") from None
 
 
-def _built(kind: type[In], body: bytes | bytearray) -> In:
+def _built(kind: Any, body: bytes | bytearray) -> Any:
     """Without the garbage collector: nothing of it is garbage yet, but to see that would take longer than everything else."""
     gc.disable()
     try:

@@ -13,7 +13,9 @@ CHATML = (
     "{% if m.role == 'assistant' and m.content == 'refuse' %}{{ raise_exception('no such answer') }}{% endif %}"
     "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
     "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if mood is defined %}{{ mood }}{% endif %}{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if mood is defined %}{{ mood }}{% endif %}"
+    "{% if enable_thinking is defined %}think {{ enable_thinking }}{% endif %}"
+    "{% if reasoning_effort is defined %}effort {{ reasoning_effort }}{% endif %}{% endif %}"
 )
 
 

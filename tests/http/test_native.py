@@ -135,12 +135,22 @@ async def test_a_drawn_seed_can_be_asked_for_again(monkeypatch: pytest.MonkeyPat
 
 
 async def test_what_silly_tavern_sends() -> None:
-    """Neutral values of samplers that do not exist here, its words for "off" and "any", and fields nobody knows."""
+    """Every field of a request with its default settings: its words for "off" and "any", and one thing under several names."""
     body = {
-        "prompt": "a", "n_predict": -1, "max_tokens": 7, "seed": -1, "temperature": -1, "top_k": -1, "typical_p": 1, "mirostat": 0,
-        "tfs_z": 1, "dynatemp_range": 0, "dry_multiplier": 0, "xtc_probability": 0, "top_n_sigma": 0, "grammar": "",
-        "stop": ["", "x"],
-        "samplers": ["top_k", "penalties"], "n_keep": 5, "id_slot": 3, "t_max_predict_ms": -1, "n_indent": 0, "lora": [],
+        "prompt": "a", "n_predict": -1, "max_tokens": 7, "max_new_tokens": 7, "num_predict": 7, "seed": -1, "temperature": -1,
+        "top_k": -1, "typical_p": 1, "typical": 1, "mirostat": 0, "mirostat_mode": 0, "mirostat_tau": 5, "mirostat_eta": 0.1,
+        "tfs_z": 1, "tfs": 1, "top_a": 0, "skew": 0, "dynatemp_range": 0, "dry_multiplier": 0, "dry_base": 1.75,
+        "dry_allowed_length": 2, "dry_penalty_last_n": 0, "dry_sequence_breakers": ["\n"],
+        "xtc_probability": 0, "xtc_threshold": 0.1, "top_n_sigma": 0, "nsigma": 0, "min_keep": 0, "adaptive_target": -0.01,
+        "adaptive_decay": 0.9, "smoothing_factor": 0, "smoothing_curve": 1,
+        "grammar": "", "stop": ["", "x"], "stopping_strings": ["", "x"], "banned_strings": [],
+        "custom_token_bans": "", "logit_bias": [], "guidance_scale": 1, "negative_prompt": "", "rep_pen": 1.1, "rep_pen_slope": 1,
+        "rep_pen_range": 0, "repetition_penalty_range": 0, "repeat_penalty": 1.1, "repetition_penalty": 1.1, "repeat_last_n": 0,
+        "min_tokens": 0, "truncation_length": 2048, "num_ctx": 2048, "ban_eos_token": False, "ignore_eos": False,
+        "skip_special_tokens": True, "include_reasoning": True, "add_bos_token": True, "max_tokens_second": 0,
+        "api_type": "llamacpp", "api_server": "http://localhost", "cache_prompt": True, "n": 1,
+        "samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "tfs_z", "typical_p", "xtc", "top_p", "min_p", "temp"],
+        "n_keep": 5, "id_slot": 3, "t_max_predict_ms": -1, "n_indent": 0, "lora": [],
     }  # fmt: skip
     async with serving(FakeEngine(saying("ax"), context_tokens=100)) as at:
         first = await ask(at, **body)

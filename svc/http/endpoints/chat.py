@@ -30,6 +30,7 @@ from svc.http.schema import (
     decode,
 )
 from svc.http.service import DOOR, Service
+from svc.http.template_variables import template_variables
 from svc.http.text.chat_template import ChatTemplate, PromptTokens
 from svc.http.text.prompt_limit import PromptLimit
 from svc.slots.events import TokenEvent
@@ -76,7 +77,7 @@ def _rendering(body: ChatIn | ApplyTemplateIn) -> dict[str, Any]:
         "tools": None if body.tool_choice == "none" else body.tools,
         "add_generation_prompt": not continued if body.add_generation_prompt is None else body.add_generation_prompt,
         "continue_final_message": continued,
-        "kwargs": body.chat_template_kwargs,
+        "kwargs": template_variables(body),
     }
 
 

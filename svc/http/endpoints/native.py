@@ -14,7 +14,7 @@ from svc.http.fields import shown
 from svc.http.generation import Answer, Generation, Piece
 from svc.http.logprobs import native_probabilities
 from svc.http.middleware import scope_of
-from svc.http.native_schema import SAMPLERS, NativeOut, NativePieceOut, SettingsOut
+from svc.http.native_schema import NativeOut, NativePieceOut, SettingsOut
 from svc.http.options import GenerationOptions, native_options
 from svc.http.prompts import NamedPrompt, check_number, encode_prompts
 from svc.http.reply import reply
@@ -62,7 +62,7 @@ def settings(service: Service, options: GenerationOptions, *, ignore_eos: bool) 
         ignore_eos=ignore_eos,
         stream=options.stream,
         n_probs=params.num_logprobs or 0,
-        samplers=SAMPLERS,
+        samplers=list(options.samplers),
         n_ctx=service.engine.context_tokens,
         model=service.model.name,
     )
@@ -77,7 +77,7 @@ class NativeDialect:
         self._service = service
         self._generation = generation
         self._options = generation.options
-        self._return_tokens = bool(body.return_tokens)
+        self._return_tokens = bool(body.return_tokens or body.return_token_ids)
         self._fields = body.response_fields
         self._settings = settings(service, generation.options, ignore_eos=bool(body.ignore_eos))
         self._unsent: dict[int, _Unsent] = {}

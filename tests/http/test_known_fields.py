@@ -1,0 +1,196 @@
+"""The table of request fields, walked: what is done has an effect, what is refused is named, what is harmless is ignored."""
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from svc.errors import RequestError
+from svc.http.known_fields import KNOWN_FIELDS, PATHS, Route, done_on, refused_on
+from svc.http.schema import ROUTES, decode
+from svc.slots.request import Request
+from tests.fakes.fake_engine import FakeEngine, saying
+from tests.http.fields_page import PAGE, with_table
+from tests.http.harness import MODEL, Harness, serving
+
+CHAT, TEXT, NATIVE, TEMPLATE = PATHS
+KINDS = {route: kind for kind, route in ROUTES.items()}
+USER = {"role": "user", "content": "hi"}
+ANSWER = {"role": "assistant", "content": "well"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+LEAST: dict[Route, dict[str, Any]] = {
+    CHAT: {"messages": [USER]},
+    TEXT: {"prompt": "hi"},
+    NATIVE: {"prompt": "hi"},
+    TEMPLATE: {"messages": [USER]},
+}
+# None of them asks for nothing in every field; some are wrong in every field.
+CANDIDATES: tuple[Any, ...] = (
+    False, True, 0, 1, 2, -1, 0.5, "", "x", "auto", "none", "medium", [], [[]], ["text"], ["x"], {}, {"type": "text"}, {"no": [1]},
+)  # fmt: skip
+ROUTE = pytest.mark.parametrize("route", PATHS, ids=PATHS.values())
+
+
+def _why_refused(route: Route, **fields: Any) -> RequestError | None:
+    try:
+        decode(KINDS[route], json.dumps(LEAST[route] | fields).encode())
+    except RequestError as error:
+        return error
+    return None
+
+
+# -- the table itself
+
+
+@ROUTE
+def test_the_structs_have_what_is_done(route: Route) -> None:
+    """Every field of a route's Struct has its row, and every row that is done there has its field."""
+    assert set(KINDS[route].__struct_fields__) == done_on(route)
+
+
+def test_every_field_is_handled_once() -> None:
+    """No route has two rows for one field, and none is both done and refused there."""
+    for route in PATHS:
+        names = [known.name for known in KNOWN_FIELDS if route in known.done or route in known.refused]
+        assert len(names) == len(set(names))
+        assert done_on(route).isdisjoint(refused_on(route))
+    harmless = [known.name for known in KNOWN_FIELDS if not known.done and not known.refused]
+    others = {known.name for known in KNOWN_FIELDS if known.done or known.refused}
+    assert len(harmless) == len(set(harmless))
+    assert others.isdisjoint(harmless)
+
+
+def test_the_page_has_the_table() -> None:
+    """docs/operations.md: `python -m tests.http.fields_page` writes it anew."""
+    assert PAGE.read_text() == with_table(PAGE.read_text())
+
+
+# -- refused
+
+
+@ROUTE
+def test_refused_fields_are_named(route: Route) -> None:
+    """Any value but a neutral one is an error with the field in `param` and the sentence; neutral ones and null are accepted."""
+    for name, unless in refused_on(route).items():
+        assert _why_refused(route, **{name: None}) is None, name
+        for value in CANDIDATES:
+            error = _why_refused(route, **{name: value})
+            assert (error is None) == unless.holds(value), (name, value, error)
+            if error is not None:
+                assert (error.param, error.code) == (name, "unsupported_parameter")
+                assert name in str(error)
+                assert len(str(error)) < 200
+
+
+@pytest.mark.parametrize(
+    ("route", "name", "value"),
+    [
+        (CHAT, "best_of", 1), (CHAT, "echo", False), (CHAT, "suffix", ""), (TEXT, "suffix", ""),
+        (TEXT, "reasoning_effort", None),
+        (CHAT, "xtc_probability", 0), (TEXT, "mirostat", 0), (NATIVE, "mirostat", 0), (NATIVE, "typical_p", 1.0),
+        (CHAT, "tfs_z", 1),
+        (CHAT, "top_n_sigma", -1), (NATIVE, "top_n_sigma", 0), (CHAT, "dry_multiplier", 0.0), (TEXT, "dynatemp_range", 0),
+        (CHAT, "skip_special_tokens", True), (CHAT, "bad_words", []), (CHAT, "banned_strings", []), (CHAT, "length_penalty", 1.0),
+        (CHAT, "use_beam_search", False), (CHAT, "truncate_prompt_tokens", None), (CHAT, "include_stop_str_in_output", False),
+        (NATIVE, "lora", []), (CHAT, "prompt_logprobs", None), (CHAT, "parallel_tool_calls", True), (CHAT, "functions", []),
+        (CHAT, "response_format", {"type": "text"}), (CHAT, "modalities", ["text"]), (CHAT, "reasoning_format", "auto"),
+        (TEXT, "tools", []), (NATIVE, "adaptive_target", -0.01), (CHAT, "thinking_budget", -1), (NATIVE, "min_keep", 0),
+    ],
+)  # fmt: skip
+def test_values_that_ask_for_nothing(route: Route, name: str, value: Any) -> None:
+    """What clients send for "as usual"."""
+    assert name in refused_on(route)
+    assert _why_refused(route, **{name: value}) is None
+
+
+@pytest.mark.parametrize("value", ["[" * 300 + "]" * 300, '"' + "x" * 10_000 + '"', "1e999", "1" * 500])
+def test_hostile_values_are_refused_unbuilt(value: str) -> None:
+    """A value that is long, deep or out of range is refused like any other."""
+    with pytest.raises(RequestError) as error:
+        decode(KINDS[CHAT], b'{"messages": [], "grammar": ' + value.encode() + b"}")
+    assert (error.value.param, len(str(error.value)) < 200) == ("grammar", True)
+
+
+@ROUTE
+async def test_a_refusal_over_http(route: Route) -> None:
+    """The answer is an error object, and nothing is generated."""
+    name = next(iter(refused_on(route)))
+    async with serving(FakeEngine(saying("x"))) as at:
+        status, answer = await at.post(PATHS[route], LEAST[route] | {name: {"a": 1}})
+    assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, name, "unsupported_parameter")
+    assert at.engine.sequences == []
+
+
+# -- done and harmless: what reaches the engine, and what is answered
+
+VOLATILE = ("id", "created", "request_id", "arrival_s", "on_token")
+# Field -> a value with an effect; a pair is what must be sent beside it, and that with the field.
+EFFECTS: dict[str, Any] = {
+    "model": "other", "messages": [USER, ANSWER, USER], "prompt": "ho", "stream": True, "max_tokens": 2, "n_predict": 2,
+    "num_predict": 2, "max_new_tokens": 2, "max_completion_tokens": 2, "min_tokens": 1, "temperature": 0.25, "top_p": 0.5,
+    "top_k": 7, "min_p": 0.25, "seed": 8, "stop": "b", "stop_token_ids": [98], "n": 2, "ignore_eos": True, "logit_bias": {"5": 1},
+    "presence_penalty": 1, "frequency_penalty": 1, "repetition_penalty": 1.5, "repeat_penalty": 1.5, "repeat_last_n": 9,
+    "cache_prompt": False, "return_token_ids": True, "cache_report": True, "tools": [TOOL],
+    "chat_template_kwargs": {"mood": "x"}, "add_generation_prompt": False, "enable_thinking": False, "reasoning_effort": "low",
+    "thinking": {"type": "disabled"}, "reasoning": {"enabled": False}, "n_probs": 3, "return_tokens": True,
+    "response_fields": ["content"], "t_max_predict_ms": 1e-6, "echo": True,
+    "samplers": ({"temperature": 0.5}, ["top_k"]),
+    "tool_choice": ({"tools": [TOOL]}, "none"),
+    "continue_final_message": ({"messages": [USER, ANSWER]}, True),
+    "stream_options": ({"stream": True}, {"include_usage": True}),
+    "top_logprobs": ({"logprobs": True}, 3),
+}  # fmt: skip
+ONLY_CHECKED = {(TEXT, "best_of"), (NATIVE, "stream_options")}  # a number that `n` must equal; usage always comes
+
+
+async def _outcome(at: Harness, route: Route, body: dict[str, Any]) -> Any:
+    """Everything that the engine and the client get of a request."""
+    before = len(at.engine.sequences)
+    async with at.client.post(PATHS[route], json=LEAST[route] | body) as response:
+        raw = await response.read()
+    names = [field.name for field in fields(Request) if field.name not in VOLATILE]
+    asked = [[getattr(sequence.request, name) for name in names] for sequence in at.engine.sequences[before:]]
+    if response.content_type != "application/json":
+        return response.status, [line for line in raw.decode().splitlines() if "usage" in line and "prompt_tokens" in line], asked
+    answer = json.loads(raw)
+    return response.status, {k: v for k, v in answer.items() if k not in VOLATILE} if isinstance(answer, dict) else answer, asked
+
+
+@ROUTE
+async def test_done_fields_have_an_effect(route: Route) -> None:
+    """Each, set to a suitable value, changes the request to the engine or the answer, and the error is not why."""
+    async with serving(FakeEngine(saying("a\nbc"), context_tokens=64), strict_name=True) as at:
+        for name in sorted(done_on(route)):
+            if (route, name) in ONLY_CHECKED:
+                continue
+            effect = {"logprobs": True if route is CHAT else 2}.get(name, EFFECTS.get(name))
+            assert effect is not None, f"no example for {name}"
+            beside, value = effect if isinstance(effect, tuple) else ({}, effect)
+            sent = {"seed": 7} | beside if route is not TEMPLATE else beside
+            without, changed = await _outcome(at, route, sent), await _outcome(at, route, sent | {name: value})
+            assert changed != without, name
+            assert changed[0] == (404 if name == "model" else 200), (name, changed)
+
+
+@ROUTE
+async def test_done_fields_are_checked(route: Route) -> None:
+    """Some value is wrong in each, and the error names the field."""
+    async with serving(FakeEngine(saying("x"))) as at:
+        for name in sorted(done_on(route)):
+            answers = [await at.post(PATHS[route], LEAST[route] | {name: value}) for value in ({"no": [1]}, [[{}]], 5, "x")]
+            params = [answer["error"]["param"] or "" for status, answer in answers if status == 400]
+            assert any(param.startswith(name) for param in params), name
+
+
+@ROUTE
+async def test_harmless_fields_are_ignored(route: Route) -> None:
+    """Whatever their values are, the request and the answer are those without them."""
+    names = {known.name for known in KNOWN_FIELDS} - done_on(route) - set(refused_on(route))
+    sent = {"seed": 7} if route is not TEMPLATE else {}
+    async with serving(FakeEngine(saying("abc"))) as at:
+        expected = await _outcome(at, route, sent)
+        for value in ({"no": [1]}, "x", 5):
+            assert await _outcome(at, route, sent | dict.fromkeys(names - {"seed"}, value)) == expected
+    assert expected[0] == 200
+    assert expected[1].get("model", MODEL) == MODEL
