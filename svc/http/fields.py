@@ -150,7 +150,8 @@ def _bias_entries(value: Any) -> list[tuple[str, int | str, Any]]:
     if len(value) > MAX_BIASES:
         raise RequestError(f"logit_bias has {len(value)} entries; at most {MAX_BIASES} are allowed.", param="logit_bias")
     if isinstance(value, dict):
-        return [(f"logit_bias.{key[:40]}", _id_or_text(key), amount) for key, amount in value.items()]
+        named = ((f"logit_bias.{key[:40]}", key, amount) for key, amount in value.items())
+        return [(param, _id_or_text(key, param), amount) for param, key, amount in named]
     entries: list[tuple[str, int | str, Any]] = []
     for index, pair in enumerate(value):
         param = f"logit_bias[{index}]"
@@ -160,9 +161,18 @@ def _bias_entries(value: Any) -> list[tuple[str, int | str, Any]]:
     return entries
 
 
-def _id_or_text(key: str) -> int | str:
-    """A key that reads as a number is a token id, never the text of one."""
-    return int(key[:25]) if re.fullmatch(r"-?[0-9]+", key) else key  # more digits are out of any vocabulary's range too
+def _id_or_text(key: str, param: str) -> int | str:
+    """An integer is a token id, never the text of one. Another number is refused: OpenAI takes ids only, llama-server would take
+    it for a text, and nobody can tell which was meant.
+    """
+    if re.fullmatch(r"-?[0-9]+", key):
+        return int(key[:25])  # more digits are out of any vocabulary's range too
+    if re.fullmatch(r"\s*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\s*", key):
+        message = (
+            f'{param} is no token id: ids are integers. A text that reads as a number goes into a list, [["{key[:40]}", bias]].'
+        )
+        raise RequestError(message, param=param)
+    return key
 
 
 def _biased_tokens(key: int | str, param: str, tokenizer: Tokenizer, vocab_size: int) -> set[int]:
