@@ -1,7 +1,7 @@
 """A vocabulary small enough to see through: token `b` is byte `b`, then three control tokens. The text side is the real one."""
 
 from svc.http.text.chat_template import ChatTemplate
-from svc.http.text.pretokenize import byte_alphabet
+from svc.http.text.pretokenize import PRE_TOKENIZERS, byte_alphabet
 from svc.http.text.tokenizer import Tokenizer, TokenType
 
 IM_START, IM_END, END_OF_TEXT = 256, 257, 258
@@ -25,7 +25,7 @@ def byte_tokenizer() -> Tokenizer:
         [*letters, "<|im_start|>", "<|im_end|>", "<|endoftext|>"],
         [TokenType.NORMAL] * 256 + [TokenType.CONTROL] * 3,
         [],
-        "qwen2",
+        PRE_TOKENIZERS["qwen2"],
         eos_id=IM_END,
     )
 
