@@ -22,7 +22,7 @@ from setuptools.errors import CompileError
 PACKAGE = "svc.compute.cpu"
 SOURCES = Path("svc/compute/cpu/csrc")
 CUDA_PACKAGE, CUDA_SOURCES = "svc.compute.cuda", "cuda_src"
-# No -ffast-math and no contraction: every level must give the same bits (csrc/lanes.h).
+# No -ffast-math and no contraction: every level must give the same bits (csrc/simd.h).
 FLAGS = ["-O3", "-std=c11", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden"]
 AVX2 = ["-mavx2", "-mfma", "-mf16c", "-mbmi2"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]

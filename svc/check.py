@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.runner import load_model
 from svc.config import Config
 from svc.gguf.gguf_file import GgufTensor
 from svc.http.access import ApiKeys, CorsPolicy
 from svc.http.address import is_free
 from svc.log import Logger
 from svc.memory.plan import MemoryPlan
+from svc.model.arch import load_model
 from svc.model_loading import PreparedModel, model_name, prepare
 
 

@@ -9,9 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
-from svc.compute.opening import OpenedModel, open_configured, plan_caches
+from svc.compute.cache_plan import plan_caches
+from svc.compute.model_file import OpenedModel, open_configured
 from svc.compute.ops import Ops
-from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner, load_model
+from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner
 from svc.config import Config, inapplicable
 from svc.errors import BackendUnavailableError, ConfigError, ModelFileError
 from svc.gguf.gguf_file import GgufFile
@@ -21,6 +22,7 @@ from svc.http.text.tokenizer import Tokenizer
 from svc.log import Logger
 from svc.machine import available_memory_bytes
 from svc.memory.plan import MemoryPlan
+from svc.model.arch import load_model
 from svc.model.model_config import ModelConfig
 
 MAX_NAMED_TENSORS = 5  # in the warning about tensors that nothing reads

@@ -9,12 +9,12 @@ import structlog
 from structlog.testing import LogCapture
 
 from svc import model_loading
-from svc.compute import runner
 from svc.compute.cpu.ops import CpuOps
 from svc.config import Config
 from svc.errors import BackendUnavailableError, ConfigError
 from svc.gguf.gguf_file import GgufFile
 from svc.gguf.writer import write_gguf
+from svc.model import arch
 from svc.model_loading import LoadedModel
 
 MODEL = Path(__file__).parent / "data" / "gguf" / "tiny-qwen3next-Q4_K_M.gguf"
@@ -133,7 +133,7 @@ def test_a_model_larger_than_the_memory(logger: Any, captured: LogCapture, monke
 
     def load_model(*args: Any, read_in: bool) -> Any:
         asked.append(read_in)
-        return runner.load_model(*args, read_in=read_in)
+        return arch.load_model(*args, read_in=read_in)
 
     monkeypatch.setattr(model_loading, "load_model", load_model)
     plan = load(logger).runner.plan

@@ -7,15 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.backend import Piece, Sample, Score, StepBatch
+from svc.compute.model_file import open_model
 from svc.compute.ops import Ops
 from svc.compute.reference import ReferenceOps
-from svc.compute.runner import ModelRunner, load_model, open_model
+from svc.compute.runner import ModelRunner
 from svc.compute.sampling.params import SamplingParams
 from svc.errors import HeadraceError
 from svc.gguf.gguf_file import GgufFile
 from svc.http.text.chat_template import ChatTemplate
 from svc.http.text.tokenizer import Tokenizer
 from svc.memory.plan import MemoryPlan
+from svc.model.arch import load_model
 
 PAGE_TOKENS, CONTEXT = 16, 4096
 PIECE = 64  # tokens evaluated in one step

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from svc.cli.options import MEMORY_KEYS, METADATA_KEYS, add_options, load
-from svc.compute.opening import OpenedModel, open_configured, plan_caches
+from svc.compute.cache_plan import plan_caches
+from svc.compute.model_file import OpenedModel, open_configured
 from svc.config import Config
 from svc.gguf.gguf_file import GgufFile
 from svc.machine import available_memory_bytes

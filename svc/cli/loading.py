@@ -11,7 +11,7 @@ from svc.memory.auto_budget import weights_remark
 from svc.memory.plan import MemoryPlan
 
 if TYPE_CHECKING:  # slow to import: only when a model is really loaded
-    from svc.compute.opening import OpenedModel
+    from svc.compute.model_file import OpenedModel
     from svc.compute.ops import Ops
     from svc.compute.runner import ModelRunner
 
@@ -42,7 +42,8 @@ def load_bare(
     What the user should know goes to stderr, as does the progress (not with `quiet`). `on_disk`: the weights stand in a file and
     not in memory already. ModelFileError; MemoryBudgetError where so much is not free.
     """
-    from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner, load_model
+    from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner
+    from svc.model.arch import load_model
 
     for remark in opened.remarks:
         print(f"headrace: warning: {remark.reason}", file=sys.stderr)

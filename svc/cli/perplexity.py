@@ -98,7 +98,7 @@ def read_text(name: str) -> str:
 
 def measure(config: Config, text: str, chunk_tokens: int, num_sequences: int, *, quiet: bool = False) -> Report:
     """Loads the model and scores the text. ConfigError when the text is shorter than a chunk."""
-    from svc.compute.opening import open_configured
+    from svc.compute.model_file import open_configured
     from svc.compute.perplexity import cut, estimate, score_chunks
     from svc.model_loading import model_name, read_tokenizer
 

@@ -168,7 +168,7 @@ class Submitted(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class Completed:
     """A step that ended before `submit` returned."""
 
     known: StepResult

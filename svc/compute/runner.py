@@ -7,7 +7,6 @@ are read when the result is asked for.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,26 +17,11 @@ from svc.compute.forward import forward
 from svc.compute.ops import Ops
 from svc.compute.pending import has_pending_history, resolve
 from svc.compute.step_inputs import StepInputs, build_step_inputs, pairs
-from svc.gguf.gguf_file import GgufFile
-from svc.gguf.tensors import WeightSource
 from svc.memory.moves import MoveKind
 from svc.memory.plan import MemoryPlan
-from svc.model.arch import load_model, read_config
 from svc.model.arch.model import Model
-from svc.model.model_config import ModelConfig
-
-__all__ = ["ModelRunner", "load_model", "open_model"]
 
 MAX_LOGIT_ROWS = 64  # rows of logits held at once: a row of a large vocabulary is a megabyte
-
-
-def open_model(file: GgufFile | Path | str) -> tuple[ModelConfig, WeightSource]:
-    """Reads what a model file says about itself; no weight is touched. ModelFileError if it cannot be served.
-
-    Then: `plan_memory(config.memory_layout(...), ...)`, `load_model(source, config, ops)`, `ModelRunner(model, ops, plan, ...)`.
-    """
-    opened = file if isinstance(file, GgufFile) else GgufFile.open(Path(file))
-    return read_config(opened), WeightSource(opened)
 
 
 NOTHING = Sampled(-1)  # of a row whose chunk was skipped

@@ -33,18 +33,18 @@ def random_weights(name: str, size: int) -> GgufTensor:
 
 def measure(tensor: GgufTensor, tokens: int, threads: int, level: str, least_s: float) -> dict[str, float]:
     """Median G multiply-adds per second of each kind."""
-    rooms = [CpuOps(threads, activations=kind, level=level) for kind in KINDS]
+    backends = [CpuOps(threads, activations=kind, level=level) for kind in KINDS]
     size = tensor.shape[0]
     x, out = np.random.default_rng(2).normal(0, 1, (tokens, size)).astype(np.float32), np.empty((tokens, size), np.float32)
-    weights = [ops.weight(tensor) for ops in rooms]
-    times: list[list[float]] = [[] for _ in rooms]
+    weights = [ops.weight(tensor) for ops in backends]
+    times: list[list[float]] = [[] for _ in backends]
     end = time.perf_counter() + least_s
     while time.perf_counter() < end or len(times[0]) < 5:
-        for ops, weight, taken in zip(rooms, weights, times, strict=True):
+        for ops, weight, taken in zip(backends, weights, times, strict=True):
             start = time.perf_counter()
             ops.logits(out, weight, x)
             taken.append(time.perf_counter() - start)
-    for ops in rooms:
+    for ops in backends:
         ops.close()
     return {kind: size * size * tokens / statistics.median(taken) / 1e9 for kind, taken in zip(KINDS, times, strict=True)}
 

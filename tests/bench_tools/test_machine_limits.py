@@ -24,7 +24,7 @@ def test_integer_peak_counts_every_thread(level: str) -> None:
 
     def done(threads: int, rounds: int) -> int:
         ops, count = CpuOps(threads, level=level), ctypes.c_int64()
-        ops._engine.call("hr_integer_peak", rounds, ctypes.byref(count))
+        ops._kernels.call("hr_integer_peak", rounds, ctypes.byref(count))
         ops.close()
         return count.value
 

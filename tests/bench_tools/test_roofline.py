@@ -14,10 +14,11 @@ from svc.compute.backend import StepBatch
 from svc.compute.cuda.delta_chunks import plan_chunks
 from svc.compute.cuda.ops import CudaOps
 from svc.compute.forward import forward
-from svc.compute.runner import load_model, open_model
+from svc.compute.model_file import open_model
 from svc.compute.step_inputs import build_step_inputs
 from svc.gguf.gguf_file import GgufFile
 from svc.memory.plan import MemoryPlan
+from svc.model.arch import load_model
 from svc.model.layers.attention import AttentionWeights
 from svc.model.layers.delta import DeltaWeights
 from tests.bench.roofline import kernels

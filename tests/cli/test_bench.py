@@ -18,7 +18,8 @@ from svc.cli.bench.render import number
 from svc.cli.bench.report import Report, host_share, model_facts, num_active, processor_name, result
 from svc.cli.progress import ProgressLine
 from svc.compute.backend import StepBatch, StepResult
-from svc.compute.runner import ModelRunner, open_model
+from svc.compute.model_file import open_model
+from svc.compute.runner import ModelRunner
 from svc.errors import ConfigError
 from svc.gguf.gguf_file import GgufFile
 from svc.memory.plan import MemoryPlan

@@ -12,9 +12,9 @@ from svc.cli import main
 from svc.cli.bench.random_weights import HALVES, TYPES, apart, matrix_type, random_file, random_rows
 from svc.cli.bench.shapes import SHAPES
 from svc.compute.cuda import cupy_device
-from svc.compute.cuda.uploads import Uploads
+from svc.compute.cuda.weight_upload import WeightUploader
 from svc.compute.cuda.weights import Codebooks, upload_weight
-from svc.compute.runner import open_model
+from svc.compute.model_file import open_model
 from svc.gguf.gguf_file import GgufFile, GgufTensor
 from svc.gguf.quant import QUANT_TYPES
 from tests.cuda_emulator.build import have_compiler
@@ -76,7 +76,7 @@ def test_one_matrix_over_and_over(count: int) -> None:
     device = EmulatedDevice()
     matrix = np.random.default_rng(0).integers(0, 256, (3, 34), np.uint8)
     stack = np.broadcast_to(matrix, (count, 3, 34))
-    weight = upload_weight(device, Codebooks(device), Uploads(device), GgufTensor("stack", (count, 3, 32), "Q8_0", stack))
+    weight = upload_weight(device, Codebooks(device), WeightUploader(device), GgufTensor("stack", (count, 3, 32), "Q8_0", stack))
     np.testing.assert_array_equal(device.to_host(weight.blocks).reshape(count, 3, 34), stack)
 
 

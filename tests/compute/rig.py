@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.backend import Capture, Chunk, PageCopy, RowSnapshot, Sample, StepBatch, StepResult
+from svc.compute.model_file import open_model
 from svc.compute.reference import ReferenceOps
 from svc.compute.reference.math import rms_norm
-from svc.compute.runner import ModelRunner, load_model, open_model
+from svc.compute.runner import ModelRunner
 from svc.compute.sampling.params import SamplingParams
 from svc.memory.plan import MemoryPlan
+from svc.model.arch import load_model
 
 DATA = Path(__file__).parent.parent / "data"
 GGUF, GOLDEN = DATA / "gguf", DATA / "golden"

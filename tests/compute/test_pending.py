@@ -1,4 +1,4 @@
-"""Steps submitted before the one before has ended: pending tokens and skipped chunks, the same in every room.
+"""Steps submitted before the one before has ended: pending tokens and skipped chunks, the same in every backend.
 
 The control is the same steps one after the other, each with the tokens that the one before gave.
 """
@@ -33,7 +33,7 @@ def lazy_device() -> Device:
     return cast(Device, EmulatedDevice(lazy=True))
 
 
-ROOMS: dict[str, Callable[[], Any]] = {
+BACKENDS: dict[str, Callable[[], Any]] = {
     "reference": ReferenceOps,
     "cpu": lambda: CpuOps(2, poison=True),
     "cuda": lambda: CudaOps(lazy_device()),
@@ -45,15 +45,15 @@ PENALIZED = SamplingParams(temperature=0.9, seed=4, repetition_penalty=1.5, freq
 ON_THE_HOST = SamplingParams(temperature=0, num_logprobs=MOST_TOP + 1)
 
 
-def in_room(name: str, *values: object, slow: bool = False) -> Any:
-    """A test parameter: the room, and others."""
+def in_backend(name: str, *values: object, slow: bool = False) -> Any:
+    """A test parameter: the backend, and others."""
     marks = [*([needs_compiler] if name.startswith("cuda") else []), *([pytest.mark.slow] if slow else [])]
     return pytest.param(name, *values, marks=marks)
 
 
 @pytest.fixture
-def model(room: str) -> CpuModel:
-    return CpuModel(FILE, ROOMS[room]())
+def model(backend: str) -> CpuModel:
+    return CpuModel(FILE, BACKENDS[backend]())
 
 
 class Texts:
@@ -99,12 +99,12 @@ def in_turn(model: CpuModel, params: SamplingParams, num_steps: int) -> list[tup
 
 
 @pytest.mark.parametrize(
-    ("room", "params"),
+    ("backend", "params"),
     [
-        in_room(room, params, slow=room.startswith("cuda") and params not in (GREEDY, PENALIZED))
-        for room in ROOMS
+        in_backend(backend, params, slow=backend.startswith("cuda") and params not in (GREEDY, PENALIZED))
+        for backend in BACKENDS
         for params in (GREEDY, DRAWN, PENALIZED, ON_THE_HOST)
-        if params is GREEDY or room != "cuda without graphs"
+        if params is GREEDY or backend != "cuda without graphs"
     ],
 )
 def test_the_same_as_in_turn(model: CpuModel, params: SamplingParams) -> None:
@@ -129,7 +129,7 @@ def slabs(model: CpuModel) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 @pytest.mark.parametrize("beside", ["a decode", "a prefill"])
-@pytest.mark.parametrize("room", [in_room(room) for room in ROOMS])
+@pytest.mark.parametrize("backend", [in_backend(backend) for backend in BACKENDS])
 def test_a_token_that_ends_the_answer(model: CpuModel, beside: str) -> None:
     """Row 0's chunk is skipped: its live row and its pages stay as they are; its neighbour and the row that is prefilled in the
     same step go on as if it were not there, also in the step after."""
@@ -163,7 +163,7 @@ def test_a_token_that_ends_the_answer(model: CpuModel, beside: str) -> None:
     np.testing.assert_array_equal(after[1][texts.chunk(0).pages], before[1][texts.chunk(0).pages])
 
 
-@pytest.mark.parametrize("room", [in_room(room) for room in ROOMS])
+@pytest.mark.parametrize("backend", [in_backend(backend) for backend in BACKENDS])
 def test_a_token_that_is_not_finite(model: CpuModel) -> None:
     """The row with a NaN samples -1 and is skipped; its neighbour goes on."""
     texts = Texts(model)
@@ -194,7 +194,7 @@ def write(model: CpuModel, rows: NDArray[np.float32]) -> None:
         model.ops.device.copy_in(there, rows)
 
 
-@pytest.mark.parametrize("room", [in_room("cpu"), in_room("cuda")])
+@pytest.mark.parametrize("backend", [in_backend("cpu"), in_backend("cuda")])
 def test_refused_behind_a_failure(model: CpuModel) -> None:
     """A step that was planned ahead of one that failed does not run; the next one that was not, does."""
     texts = Texts(model)
@@ -227,7 +227,7 @@ def test_what_cannot_be_pending() -> None:
             model.runner.submit(bad)
 
 
-@pytest.mark.parametrize("room", [in_room("reference"), in_room("cuda")])
+@pytest.mark.parametrize("backend", [in_backend("reference"), in_backend("cuda")])
 def test_duration_counts_no_step_twice(model: CpuModel) -> None:
     """A step that waited in line behind another one has lasted since that one ended."""
     ticks = iter(range(1000))

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from svc.compute.cpu import CpuOps
+from svc.compute.model_file import open_model
 from svc.compute.perplexity import Int32, cut, estimate, first_scored, score_chunks
 from svc.compute.reference import ReferenceOps
-from svc.compute.runner import ModelRunner, load_model, open_model
+from svc.compute.runner import ModelRunner
 from svc.memory.plan import MemoryPlan
+from svc.model.arch import load_model
 from tests.compute.rig import GGUF, Rig, prompt
 from tests.tolerances import LOGITS_REFERENCE_SELF
 
@@ -28,14 +30,14 @@ def runner(
 
 @pytest.fixture
 def cpu() -> Iterator[Callable[..., CpuOps]]:
-    rooms: list[CpuOps] = []
+    opened: list[CpuOps] = []
 
     def make(threads: int = 2) -> CpuOps:
-        rooms.append(CpuOps(threads, poison=True))
-        return rooms[-1]
+        opened.append(CpuOps(threads, poison=True))
+        return opened[-1]
 
     yield make
-    for ops in rooms:
+    for ops in opened:
         ops.close()
 
 

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from svc.compute.backend import Capture, Chunk, PageCopy, RowSnapshot, Sample, Score, StepBatch
+from svc.compute.model_file import open_model
 from svc.compute.reference import ReferenceOps
-from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner, load_model, open_model
+from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner
 from svc.compute.sampling.params import SamplingParams
 from svc.gguf import gguf_file
 from svc.memory.plan import MemoryPlan
+from svc.model.arch import load_model
 from tests.compute.rig import GGUF, GREEDY, PAGE_TOKENS, PAGES_PER_ROW, Rig, golden, prompt
 from tests.tolerances import LOGITS_GOLDEN, LOGITS_REFERENCE_SELF
 

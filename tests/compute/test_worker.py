@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from svc.compute.backend import Finished, StepBatch, StepResult
+from svc.compute.backend import Completed, StepBatch, StepResult
 from svc.compute.worker import ComputeWorker
 from svc.memory.layout import MemoryLayout
 from svc.memory.plan import MemoryPlan
@@ -35,14 +35,14 @@ class GatedBackend:
     def run(self, batch: StepBatch) -> StepResult:
         return self.submit(batch).result()
 
-    def submit(self, batch: StepBatch) -> Finished:
+    def submit(self, batch: StepBatch) -> Completed:
         assert not self.closed
         self.threads.append(threading.current_thread())
         self.started.set()
         assert self.gate.wait(timeout=30), "the test never opened the gate"
         self.outcome()
         self.finished += 1
-        return Finished(StepResult((), (self.finished,), 0.0))
+        return Completed(StepResult((), (self.finished,), 0.0))
 
     def close(self) -> None:
         self.threads.append(threading.current_thread())

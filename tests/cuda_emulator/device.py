@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from svc.compute.cuda.device import Defines, DeviceArray, DeviceFaultError, DeviceMemory, DeviceStateError, Dim, module_text
-from svc.compute.cuda.limits import STATIC_SHARED_BYTES, check_launch, full_dim
+from svc.compute.cuda.launch_limits import STATIC_SHARED_BYTES, check_launch, full_dim
 from svc.compute.cuda.signature import Signature, parse_signatures
 from svc.compute.cuda.sources import load_source
 from tests.cuda_emulator.build import Build, build_module

@@ -6,7 +6,7 @@ dynamic shared memory: the share of a multiprocessor's threads that its register
 
 import sys
 
-from svc.compute.cuda import limits
+from svc.compute.cuda import launch_limits
 from svc.compute.cuda.signature import parse_signatures
 from svc.compute.cuda.sources import load_source, source_names
 from tests.cuda_src.nvrtc import KernelReport, NvrtcError, compile_source, nvrtc_folder, variants
@@ -16,24 +16,24 @@ SYSTEM_SHARED_BYTES = 1024  # of each block, from sm_80 on
 
 
 def occupancy(report: KernelReport, arch: int) -> float:
-    warps = -(-(report.max_threads or limits.MAX_BLOCK_THREADS) // 32)
+    warps = -(-(report.max_threads or launch_limits.MAX_BLOCK_THREADS) // 32)
     registers = -(-report.registers * 32 // REGISTERS_PER_UNIT) * REGISTERS_PER_UNIT * warps
     shared = report.shared_bytes + (SYSTEM_SHARED_BYTES if arch >= 80 else 0)
     most = [
-        limits.MAX_BLOCKS_PER_SM[arch],
-        limits.MAX_THREADS_PER_SM[arch] // (32 * warps),
-        limits.REGISTERS_PER_SM // max(registers, 1),
+        launch_limits.MAX_BLOCKS_PER_SM[arch],
+        launch_limits.MAX_THREADS_PER_SM[arch] // (32 * warps),
+        launch_limits.REGISTERS_PER_SM // max(registers, 1),
     ]
     if shared:
-        most.append((limits.SHARED_KIB_PER_SM[arch] << 10) // shared)
-    return min(most) * 32 * warps / limits.MAX_THREADS_PER_SM[arch]
+        most.append((launch_limits.SHARED_KIB_PER_SM[arch] << 10) // shared)
+    return min(most) * 32 * warps / launch_limits.MAX_THREADS_PER_SM[arch]
 
 
 def main() -> int:
     if nvrtc_folder() is None:
         print("CUDA kernels: not compiled, as nvidia-cuda-nvrtc and nvidia-cuda-runtime are not installed (test extra)")
         return 0
-    archs = limits.TESTED_ARCHS
+    archs = launch_limits.TESTED_ARCHS
     print(f"{'kernel':44}{'shared':>7}  " + "".join(f"{f'sm_{arch}':>12}" for arch in archs) + "   registers, occupancy")
     problems = [problem for name in source_names() for problem in _report_source(name, archs)]
     print("\n".join(problems) or "no spills, no errors")

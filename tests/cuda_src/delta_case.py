@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.cuda.delta_chunks import STEP_TOKENS, plan_chunks
-from svc.compute.cuda.delta_core import DeltaProjected, DeltaStates, DeltaStep, DeltaWorkspace, delta_core, delta_step
+from svc.compute.cuda.delta_core import DeltaInputs, DeltaProjected, DeltaStates, DeltaWorkspace, delta_core, delta_step
 from svc.compute.cuda.device import Device
 from svc.compute.step_inputs import StepInputs
 from svc.memory.layout import MemoryLayout
@@ -177,7 +177,7 @@ class DeltaCase:
             rope_sin=none,
         )
 
-    def step(self, device: Device, step_tokens: int) -> DeltaStep:
+    def step(self, device: Device, step_tokens: int) -> DeltaInputs:
         inputs = self.inputs()
         return replace(delta_step(device, inputs, plan_chunks(inputs, step_tokens)), num_tokens=self.num_tokens)
 

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from svc.compute.cuda.device import Device
 from svc.compute.cuda.quantize import Activations, activations, workspace_bytes
-from svc.compute.cuda.uploads import Uploads
+from svc.compute.cuda.weight_upload import WeightUploader
 from svc.compute.cuda.weights import FLOAT_TYPES, Codebooks, CudaWeight, upload_weight
 from svc.gguf.gguf_file import GgufTensor
 from svc.gguf.quant import QUANT_TYPES
@@ -69,7 +69,7 @@ class Matrix:
     def __init__(self, device: Device, name: str, *shape: int, seed: int = 0) -> None:
         packed = random_blocks(name, shape, seed)
         self.weight: CudaWeight = upload_weight(
-            device, Codebooks(device), Uploads(device), GgufTensor("random", shape, name, packed)
+            device, Codebooks(device), WeightUploader(device), GgufTensor("random", shape, name, packed)
         )
         self.values: Float64 = QUANT_TYPES[name].dequantize(packed).astype(np.float64)
 

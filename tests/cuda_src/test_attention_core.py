@@ -8,8 +8,8 @@ import pytest
 from svc.compute.cuda import attention
 from svc.compute.cuda.attention import AttentionPlan, plan_attention
 from svc.compute.cuda.device import Device
-from svc.compute.cuda.limits import TESTED_ARCHS, shared_limit_bytes
-from tests.cuda_src.attention_bench import Case, Shape
+from svc.compute.cuda.launch_limits import TESTED_ARCHS, shared_limit_bytes
+from tests.cuda_src.attention_case import Case, Shape
 from tests.tolerances import KERNEL
 
 # Of the largest magnitude. Far below what float16 operands give (some 1e-4): the low halves must be there.

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from svc.compute.cuda.limits import STATIC_SHARED_BYTES, TESTED_ARCHS
+from svc.compute.cuda.launch_limits import STATIC_SHARED_BYTES, TESTED_ARCHS
 from svc.compute.cuda.signature import parse_signatures
 from svc.compute.cuda.sources import Source, load_source, source_names
 from tests.cuda_src.nvrtc import NvrtcError, compile_source, nvrtc_folder, parse_log, variants

@@ -7,7 +7,7 @@ import pytest
 
 from svc.compute.cuda.device import Device
 from svc.compute.cuda.embed import dequantize, embed
-from svc.compute.cuda.uploads import Uploads
+from svc.compute.cuda.weight_upload import WeightUploader
 from svc.compute.cuda.weights import Codebooks, upload_weight
 from svc.gguf.gguf_file import GgufTensor
 from svc.gguf.quant import QUANT_TYPES
@@ -34,7 +34,7 @@ def test_any_bits_decode_exactly(one_device: Device, name: str) -> None:
     rows = 8 if quant.block_size == 1 else 2
     packed = blocks.reshape(rows, -1)
     shape = (rows, packed.shape[1] // quant.block_bytes * quant.block_size)
-    weight = upload_weight(one_device, Codebooks(one_device), Uploads(one_device), GgufTensor("bits", shape, name, packed))
+    weight = upload_weight(one_device, Codebooks(one_device), WeightUploader(one_device), GgufTensor("bits", shape, name, packed))
     out = one_device.empty(shape, np.float32)
     dequantize(one_device, out, weight)
     np.testing.assert_array_equal(one_device.to_host(out), quant.dequantize(packed))

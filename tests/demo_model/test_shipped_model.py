@@ -12,14 +12,16 @@ from numpy.typing import NDArray
 
 from svc.compute.backend import Chunk, Sample, Score, StepBatch
 from svc.compute.cpu.ops import CpuOps
+from svc.compute.model_file import open_model
 from svc.compute.reference import ReferenceOps
-from svc.compute.runner import ModelRunner, load_model, open_model
+from svc.compute.runner import ModelRunner
 from svc.compute.sampling.params import SamplingParams
 from svc.errors import BackendUnavailableError
 from svc.gguf.gguf_file import GgufFile
 from svc.http.text.chat_template import ChatTemplate
 from svc.http.text.tokenizer import Tokenizer
 from svc.memory.plan import MemoryPlan
+from svc.model.arch import load_model
 from tests.demo_model.scripts import MODEL, SCRIPTS
 from tests.tolerances import LOGITS_GOLDEN
 

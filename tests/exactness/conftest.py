@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from svc.compute.cpu.ops import CpuOps
-from svc.compute.runner import ModelRunner, open_model
+from svc.compute.model_file import open_model
+from svc.compute.runner import ModelRunner
 from svc.config import BUNDLED_MODEL
 from svc.memory.plan import MemoryPlan
 from svc.model.arch import load_model

@@ -12,8 +12,10 @@ import pytest
 
 from svc.compute.cuda.device import Device
 from svc.compute.cuda.ops import CudaOps
-from svc.compute.runner import ModelRunner, load_model, open_model
+from svc.compute.model_file import open_model
+from svc.compute.runner import ModelRunner
 from svc.memory.plan import MemoryPlan
+from svc.model.arch import load_model
 from tests.cuda_emulator.build import have_compiler
 from tests.cuda_emulator.device import EmulatedDevice
 from tests.exactness.conftest import model_file

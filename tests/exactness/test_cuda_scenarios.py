@@ -14,10 +14,12 @@ import pytest
 
 from svc.compute.cuda.device import Device
 from svc.compute.cuda.ops import CudaOps
-from svc.compute.runner import ModelRunner, load_model, open_model
+from svc.compute.model_file import open_model
+from svc.compute.runner import ModelRunner
 from svc.compute.sampling.params import SamplingParams
 from svc.memory.placement import Boundary, BoundaryKind
 from svc.memory.plan import MemoryPlan
+from svc.model.arch import load_model
 from svc.slots.events import TokenEvent
 from tests.compute.cuda.test_models import FloatOps
 from tests.cuda_emulator.build import have_compiler

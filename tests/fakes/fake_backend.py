@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from svc.compute.backend import PENDING, Chunk, Finished, Sample, Sampled, StepBatch, StepRefusedError, StepResult
-from svc.compute.host_tier import places_moved, places_written
+from svc.compute.backend import PENDING, Chunk, Completed, Sample, Sampled, StepBatch, StepRefusedError, StepResult
 from svc.compute.sampling.params import SamplingParams
+from svc.compute.tier_moves import places_moved, places_written
 from svc.memory.moves import Move
 from svc.memory.plan import MemoryPlan
 from tests.fakes.moves import make_move
@@ -71,7 +71,7 @@ class FakeBackend:
     def run(self, batch: StepBatch) -> StepResult:
         return self.submit(batch).result()
 
-    def submit(self, batch: StepBatch) -> Finished:
+    def submit(self, batch: StepBatch) -> Completed:
         """The step is done at once."""
         if batch.ahead and self._failed:
             raise StepRefusedError("planned ahead of a step that failed")
@@ -91,7 +91,7 @@ class FakeBackend:
         captured = [save.snapshot_id for save in batch.saves] + [capture.snapshot_id for capture in batch.captures]
         assert len(set(captured)) == len(captured)
         samples = tuple(drawn.get(sample.row, Sampled(SKIPPED)) for sample in wanted)
-        return Finished(StepResult(samples, tuple(captured), self.step_s, moves_over=self._moves_over))
+        return Completed(StepResult(samples, tuple(captured), self.step_s, moves_over=self._moves_over))
 
     def _resolved(self, batch: StepBatch) -> StepBatch:
         """The batch with the tokens that were pending; chunks and samples of rows whose answer has ended are gone."""

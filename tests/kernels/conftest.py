@@ -1,31 +1,31 @@
-"""`room`: every test that takes it runs once per room of operations that this machine has.
+"""`backend`: a test that takes it runs once on every backend that this machine has.
 
-In a slow room a test with many variants runs every seventh of them, which leaves out no shape and hardly a batch, and the others in
-`make test-slow`.
+On a slow backend the quick set takes every seventh variant of a test with many: it leaves out no shape and hardly a batch.
+`make test-slow` runs the others.
 """
 
 from collections import defaultdict
 
 import pytest
 
-from tests.kernels.rooms import ROOMS, Room
+from tests.kernels.backends import BACKENDS, KernelBackend
 
 MANY_VARIANTS = 20
 STRIDE = 7  # prime to the numbers of shapes, batches and types
 
 
-@pytest.fixture(params=ROOMS, ids=str)
-def room(request: pytest.FixtureRequest) -> Room:
-    found: Room = request.param
+@pytest.fixture(params=BACKENDS, ids=str)
+def backend(request: pytest.FixtureRequest) -> KernelBackend:
+    found: KernelBackend = request.param
     return found
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     variants: dict[tuple[object, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
-        room = getattr(item, "callspec", None) and item.callspec.params.get("room")  # type: ignore[attr-defined]
-        if isinstance(room, Room) and room.slow:
-            variants[item.function, room.name].append(item)  # type: ignore[attr-defined]
+        backend = getattr(item, "callspec", None) and item.callspec.params.get("backend")  # type: ignore[attr-defined]
+        if isinstance(backend, KernelBackend) and backend.slow:
+            variants[item.function, backend.name].append(item)  # type: ignore[attr-defined]
     for same in variants.values():
         if len(same) > MANY_VARIANTS:
             for index, item in enumerate(same):

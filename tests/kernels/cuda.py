@@ -1,4 +1,4 @@
-"""The CUDA room on a device that runs its kernels on the CPU, and on a GPU where there is one."""
+"""The CUDA backend on a device that runs its kernels on the CPU, and on a GPU where there is one."""
 
 from collections.abc import Callable
 from functools import cached_property

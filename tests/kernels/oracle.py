@@ -1,6 +1,6 @@
 """The mathematics of ARCH_SPEC in float64, one number or one token at a time, over whole texts: no pages, no rows, no batches.
 
-Written from the formulas and on purpose not as any room does it.
+Written from the formulas and on purpose not as any backend does it.
 """
 
 import math

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from svc.model.layers.attention import AttentionWeights
 from tests.kernels import oracle
-from tests.kernels.bench import BATCH_IDS, BATCHES, PAGE_TOKENS, Bench, Weights, attention_layout
-from tests.kernels.rooms import Room
+from tests.kernels.backends import KernelBackend
+from tests.kernels.op_rig import BATCH_IDS, BATCHES, PAGE_TOKENS, OpRig, Weights, attention_layout
 from tests.tolerances import KERNEL_F16_PAGES
 
 EPSILON = 1e-6
@@ -47,11 +47,11 @@ SHAPES = [
 
 
 class Case:
-    def __init__(self, room: Room, shape: Shape, batch: list[tuple[int, int]], kv_type: str, kind: str = "F32") -> None:
+    def __init__(self, backend: KernelBackend, shape: Shape, batch: list[tuple[int, int]], kv_type: str, kind: str = "F32") -> None:
         self.shape = shape
         layout = attention_layout(shape.kv_heads, shape.size, kv_type, hidden=WIDTH)
-        self.bench = Bench(room, layout, batch, rotary_dims=shape.rotary, seed=len(batch))
-        weights, rows = Weights(self.bench.ops, seed=2, kind=kind), shape.heads * shape.size
+        self.rig = OpRig(backend, layout, batch, rotary_dims=shape.rotary, seed=len(batch))
+        weights, rows = Weights(self.rig.ops, seed=2, kind=kind), shape.heads * shape.size
         parts = {
             "input_norm": weights.norm(WIDTH),
             "query": weights.matrix(rows * (2 if shape.gated else 1), WIDTH),
@@ -79,20 +79,20 @@ class Case:
             interleaved=shape.interleaved,
             **{name: part for name, (part, _) in parts.items()},
         )
-        self.hidden, self.values = self.bench.hidden(WIDTH)
+        self.hidden, self.values = self.rig.hidden(WIDTH)
         self.expected_hidden = self.values.copy()
-        slab = np.array(room.read(self.bench.caches.kv))
+        slab = np.array(backend.read(self.rig.caches.kv))
         self.expected_kv = slab.copy()
         for sequence in range(len(batch)):
             self.fill(sequence, slab)
-        room.write(self.bench.caches.kv, slab)
+        backend.write(self.rig.caches.kv, slab)
 
     def fill(self, sequence: int, slab: NDArray[np.floating]) -> None:
         """Gives a sequence a random past in its pages and works out its outputs and its pages afterwards."""
         shape, w = self.shape, self.exact
-        start, count = self.bench.batch[sequence]
-        past = self.bench.random.normal(0, 1, (2, start, shape.kv_heads, shape.size)).astype(slab.dtype)
-        span = self.bench.spans()[sequence]
+        start, count = self.rig.batch[sequence]
+        past = self.rig.random.normal(0, 1, (2, start, shape.kv_heads, shape.size)).astype(slab.dtype)
+        span = self.rig.spans()[sequence]
         x = oracle.norm(self.values[span], w["input_norm"], EPSILON)
         query = self.projected(x, "query", shape.heads)
         gate = oracle.sigmoid(query[..., shape.size :]) if shape.gated else np.ones((count, shape.heads, shape.size))
@@ -122,40 +122,40 @@ class Case:
 
     def put(self, slab: NDArray[np.floating], sequence: int, position: int, key: Float64, value: Float64) -> None:
         """Inside a page: layer, K then V, KV head, row, dimension (memory/layout.py)."""
-        page = slab[self.bench.pages[sequence][position // PAGE_TOKENS]]
+        page = slab[self.rig.pages[sequence][position // PAGE_TOKENS]]
         blocks = page.reshape(2, 2, self.shape.kv_heads, PAGE_TOKENS, self.shape.size)
         blocks[LAYER, 0, :, position % PAGE_TOKENS] = key
         blocks[LAYER, 1, :, position % PAGE_TOKENS] = value
 
     def check(self, tolerance: float) -> None:
-        read = self.bench.room.read
+        read = self.rig.backend.read
         np.testing.assert_allclose(read(self.hidden), self.expected_hidden, rtol=tolerance, atol=tolerance)
-        np.testing.assert_allclose(read(self.bench.caches.kv), self.expected_kv, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(read(self.rig.caches.kv), self.expected_kv, rtol=tolerance, atol=tolerance)
 
     def run(self) -> None:
-        self.bench.ops.attention_mixer(self.hidden, self.layer, self.bench.inputs, self.bench.caches)
+        self.rig.ops.attention_mixer(self.hidden, self.layer, self.rig.inputs, self.rig.caches)
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=BATCH_IDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_against_float64(room: Room, shape: Shape, batch: list[tuple[int, int]]) -> None:
+def test_against_float64(backend: KernelBackend, shape: Shape, batch: list[tuple[int, int]]) -> None:
     """Grouped heads, partial and full rotary of halves and of neighbours, with and without gate, norms and biases; all positions
     nobody wrote are NaN, before and after."""
-    case = Case(room, shape, batch, "f32")
+    case = Case(backend, shape, batch, "f32")
     case.run()
-    case.check(room.tolerance("F32"))
+    case.check(backend.tolerance("F32"))
 
 
 @pytest.mark.parametrize("batch", [BATCHES[0], BATCHES[6], BATCHES[-1]], ids=[BATCH_IDS[0], BATCH_IDS[6], BATCH_IDS[-1]])
-def test_f16_pages(room: Room, batch: list[tuple[int, int]]) -> None:
+def test_f16_pages(backend: KernelBackend, batch: list[tuple[int, int]]) -> None:
     """Keys and values rounded to half precision when written, and read back from there."""
-    case = Case(room, SHAPES[0], batch, "f16")
+    case = Case(backend, SHAPES[0], batch, "f16")
     case.run()
     case.check(KERNEL_F16_PAGES)
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
-def test_weight_types(room: Room, kind: str) -> None:
-    case = Case(room, SHAPES[2], BATCHES[-1], "f32", kind)
+def test_weight_types(backend: KernelBackend, kind: str) -> None:
+    case = Case(backend, SHAPES[2], BATCHES[-1], "f32", kind)
     case.run()
-    case.check(room.tolerance(kind))
+    case.check(backend.tolerance(kind))

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from svc.model.layers.delta import DeltaWeights
 from tests.kernels import oracle
-from tests.kernels.bench import BATCH_IDS, BATCHES, Bench, Weights, delta_layout, middle_captures
-from tests.kernels.rooms import Room
+from tests.kernels.backends import KernelBackend
+from tests.kernels.op_rig import BATCH_IDS, BATCHES, OpRig, Weights, delta_layout, middle_captures
 
 EPSILON = 1e-6
 WIDTH = 40
@@ -21,12 +21,14 @@ SHAPES = [(2, 6, 16, 4, True), (2, 6, 16, 4, False), (3, 3, 32, 4, False), (1, 5
 class Case:
     """A layer, a step and, in float64, all that must come out of them."""
 
-    def __init__(self, room: Room, shape: tuple[int, int, int, int, bool], batch: list[tuple[int, int]], kind: str) -> None:
+    def __init__(
+        self, backend: KernelBackend, shape: tuple[int, int, int, int, bool], batch: list[tuple[int, int]], kind: str
+    ) -> None:
         self.n_k, self.n_v, self.size, self.taps, self.grouped = shape
         self.layout = delta_layout(self.n_k, self.n_v, self.size, self.taps, hidden=WIDTH)
-        self.bench = Bench(room, self.layout, batch, captures=middle_captures(batch), seed=len(batch))
+        self.rig = OpRig(backend, self.layout, batch, captures=middle_captures(batch), seed=len(batch))
         self.layer, self.exact = self.make_layer(kind)
-        self.hidden, values = self.bench.hidden(WIDTH)
+        self.hidden, values = self.rig.hidden(WIDTH)
         self.values = values
         self.expected_hidden = values.copy()
         self.expected_rows: list[NDArray[Any]] = []
@@ -34,7 +36,7 @@ class Case:
         self.fill()
 
     def make_layer(self, kind: str) -> tuple[DeltaWeights, dict[str, NDArray[np.float64]]]:
-        weights, values = Weights(self.bench.ops, seed=1, kind=kind), self.n_v * self.size
+        weights, values = Weights(self.rig.ops, seed=1, kind=kind), self.n_v * self.size
         parts = {
             "input_norm": weights.norm(WIDTH),
             "qkv": weights.matrix(self.layout.conv_channels, WIDTH),
@@ -54,16 +56,16 @@ class Case:
 
     def fill(self) -> None:
         """Gives each sequence a past (zeros where it starts) and works out what the step must leave behind."""
-        slab = np.array(self.bench.room.read(self.bench.caches.rows))
-        for (start, _), row, span in zip(self.bench.batch, self.bench.rows, self.bench.spans(), strict=True):
+        slab = np.array(self.rig.backend.read(self.rig.caches.rows))
+        for (start, _), row, span in zip(self.rig.batch, self.rig.rows, self.rig.spans(), strict=True):
             state = np.zeros((self.n_v, self.size, self.size), np.float32)
             conv = np.zeros((self.taps - 1, self.layout.conv_channels), np.float32)
             if start:
-                state[:] = self.bench.random.normal(0, 1, state.shape)
-                conv[:] = self.bench.random.normal(0, 1, conv.shape)
+                state[:] = self.rig.random.normal(0, 1, state.shape)
+                conv[:] = self.rig.random.normal(0, 1, conv.shape)
             self.put(slab[row], state, conv)
             self.expect(span, state.astype(float), conv.astype(float))
-        self.bench.room.write(self.bench.caches.rows, slab)
+        self.rig.backend.write(self.rig.caches.rows, slab)
 
     def expect(self, span: slice, state: NDArray[np.float64], conv: NDArray[np.float64]) -> None:
         w = self.exact
@@ -84,10 +86,10 @@ class Case:
         self.expected_hidden[span] += (np.concatenate(outputs, axis=1) * gate) @ w["output"].T
 
         history = [(np.stack([states[h][t] for h in range(self.n_v)]), raw[t + 1 : t + self.taps]) for t in range(len(x))]
-        sequence = self.bench.spans().index(span)
-        start = self.bench.batch[sequence][0]
+        sequence = self.rig.spans().index(span)
+        start = self.rig.batch[sequence][0]
         self.expected_rows.append(self.packed(*history[-1]))
-        self.expected_snapshots += [self.packed(*history[p - start - 1]) for s, p in self.bench.captures if s == sequence]
+        self.expected_snapshots += [self.packed(*history[p - start - 1]) for s, p in self.rig.captures if s == sequence]
 
     def packed(self, state: NDArray[Any], conv: NDArray[Any]) -> NDArray[Any]:
         """A row of which only this layer's part is known: the rest stays NaN."""
@@ -96,7 +98,7 @@ class Case:
         return row
 
     def put(self, row: NDArray[Any], state: NDArray[Any], conv: NDArray[Any]) -> None:
-        if self.bench.room.state_order == "vk":
+        if self.rig.backend.state_order == "vk":
             state = state.swapaxes(1, 2)
         at = self.layout.recurrent_offset(LAYER)
         row[at : at + state.size] = state.ravel()
@@ -104,15 +106,15 @@ class Case:
         row[at : at + conv.size] = conv.ravel()
 
     def run(self) -> None:
-        self.bench.ops.delta_mixer(self.hidden, self.layer, self.bench.inputs, self.bench.caches)
+        self.rig.ops.delta_mixer(self.hidden, self.layer, self.rig.inputs, self.rig.caches)
 
     def check(self, tolerance: float) -> None:
-        read = self.bench.room.read
+        read = self.rig.backend.read
         np.testing.assert_allclose(read(self.hidden), self.expected_hidden, rtol=tolerance, atol=tolerance)
         # NaN equals NaN here: other layers' parts, other rows and snapshots must still be as nobody wrote them.
         for slab, numbers, rows in (
-            (self.bench.caches.rows, self.bench.rows, self.expected_rows),
-            (self.bench.caches.snapshots, self.bench.snapshots, self.expected_snapshots),
+            (self.rig.caches.rows, self.rig.rows, self.expected_rows),
+            (self.rig.caches.snapshots, self.rig.snapshots, self.expected_snapshots),
         ):
             expected = np.full_like(read(slab), np.nan, dtype=float)
             expected[numbers] = rows
@@ -121,29 +123,29 @@ class Case:
 
 @pytest.mark.parametrize("batch", BATCHES, ids=BATCH_IDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_against_float64(room: Room, shape: tuple[int, int, int, int, bool], batch: list[tuple[int, int]]) -> None:
+def test_against_float64(backend: KernelBackend, shape: tuple[int, int, int, int, bool], batch: list[tuple[int, int]]) -> None:
     """Both head maps, several head sizes and taps; states captured in mid-chunk; nothing else is written."""
-    case = Case(room, shape, batch, "F32")
+    case = Case(backend, shape, batch, "F32")
     case.run()
-    case.check(room.tolerance("F32"))
+    case.check(backend.tolerance("F32"))
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
-def test_weight_types(room: Room, kind: str) -> None:
-    case = Case(room, SHAPES[0], BATCHES[-1], kind)
+def test_weight_types(backend: KernelBackend, kind: str) -> None:
+    case = Case(backend, SHAPES[0], BATCHES[-1], kind)
     case.run()
-    case.check(room.tolerance(kind))
+    case.check(backend.tolerance(kind))
 
 
-def test_strong_decay_and_saturated_gates(room: Room) -> None:
+def test_strong_decay_and_saturated_gates(backend: KernelBackend) -> None:
     """Inputs far outside the usual range: decay underflows to 0 and sigmoids saturate without NaN or overflow."""
-    case = Case(room, SHAPES[1], [(9, 5)], "F32")
-    room.write(case.hidden, np.array(case.values * 1e4, np.float32))
+    case = Case(backend, SHAPES[1], [(9, 5)], "F32")
+    backend.write(case.hidden, np.array(case.values * 1e4, np.float32))
     layer = case.layer
     big = DeltaWeights(**{
         **{name: getattr(layer, name) for name in layer.__dataclass_fields__},
-        "a": case.bench.ops.vector(np.full(case.n_v, -77.0, np.float32)),
-        "dt_bias": case.bench.ops.vector(np.full(case.n_v, 30.0, np.float32)),
+        "a": case.rig.ops.vector(np.full(case.n_v, -77.0, np.float32)),
+        "dt_bias": case.rig.ops.vector(np.full(case.n_v, 30.0, np.float32)),
     })  # fmt: skip
-    case.bench.ops.delta_mixer(case.hidden, big, case.bench.inputs, case.bench.caches)
-    assert np.isfinite(room.read(case.hidden)).all()
+    case.rig.ops.delta_mixer(case.hidden, big, case.rig.inputs, case.rig.caches)
+    assert np.isfinite(backend.read(case.hidden)).all()

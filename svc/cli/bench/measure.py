@@ -17,7 +17,7 @@ from svc.cli.bench.report import HostShare, Machine, Report, Result
 from svc.cli.bench.table import Table
 from svc.cli.loading import load_bare, open_device
 from svc.cli.progress import ProgressLine, duration
-from svc.compute.opening import OpenedModel, open_configured
+from svc.compute.model_file import OpenedModel, open_configured
 from svc.config import Config
 from svc.errors import ConfigError
 

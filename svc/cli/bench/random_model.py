@@ -3,7 +3,7 @@
 from svc.cli.bench.random_weights import MIX, TYPES, apart, random_file
 from svc.cli.bench.render import size
 from svc.cli.bench.shapes import SHAPES
-from svc.compute.opening import OpenedModel
+from svc.compute.model_file import OpenedModel
 from svc.config import Config
 from svc.errors import ConfigError, MemoryBudgetError
 from svc.gguf.tensors import WeightSource

@@ -110,7 +110,7 @@ class TimedLibrary:
         return timed
 
 
-class Engine:
+class KernelLibrary:
     """Owner of one C engine: its threads and scratch memory. One call at a time.
 
     `close()` ends the threads; a forgotten engine is closed when it is collected. Calling it twice is harmless.

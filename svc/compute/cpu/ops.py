@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from svc.compute.backend import Sample, Sampled, StepBatch
 from svc.compute.cpu import structs
 from svc.compute.cpu.caches import CpuCaches
-from svc.compute.cpu.library import Engine
-from svc.compute.host_tier import move_at_once
+from svc.compute.cpu.library import KernelLibrary
 from svc.compute.sampling.chain import logprob, sample_rows
 from svc.compute.step_inputs import StepInputs
+from svc.compute.tier_moves import move_at_once
 from svc.errors import ModelFileError
 from svc.gguf.gguf_file import GgufTensor
 from svc.memory.plan import MemoryPlan
@@ -80,7 +80,9 @@ class CpuOps:
         `most_partial_bytes` bounds the scratch of attention over long contexts; no result depends on it.
         BackendUnavailableError, one sentence, when the kernels were not built.
         """
-        self._engine = Engine(level, num_threads or num_cores(), least_shared_work, most_partial_bytes, activations == "int8")
+        self._kernels = KernelLibrary(
+            level, num_threads or num_cores(), least_shared_work, most_partial_bytes, activations == "int8"
+        )
         self._poison = poison
         self._moves_over = 0
         self._layers: dict[int, tuple[Any, ...]] = {}  # id -> (layer, structure, what else must stay alive)
@@ -92,11 +94,11 @@ class CpuOps:
 
     @property
     def level(self) -> str:
-        return self._engine.level
+        return self._kernels.level
 
     @property
     def num_threads(self) -> int:
-        return self._engine.num_threads
+        return self._kernels.num_threads
 
     def bytes_for_caches(self, *sizes: object) -> None:
         """They stand in the machine's memory."""
@@ -124,7 +126,7 @@ class CpuOps:
 
     def _run(self, program: Any, hidden: Float32, inputs: StepInputs) -> None:
         step = structs.step_inputs(inputs)
-        self._engine.call("hr_forward", program, len(program), structs.address(hidden), byref(step))
+        self._kernels.call("hr_forward", program, len(program), structs.address(hidden), byref(step))
 
     def mark(self) -> Callable[[], None]:
         """Every operation is done when it returns."""
@@ -133,20 +135,20 @@ class CpuOps:
     def close(self) -> None:
         """Ends the threads. The ops must not be used afterwards."""
         self._program = None, None
-        self._engine.close()
+        self._kernels.close()
 
     @contextmanager
     def timed(self) -> Iterator[Callable[[], float]]:
         """Gives a clock of the seconds spent inside the C library meanwhile: what is left of a step is Python's share."""
-        with self._engine.timed() as library:
+        with self._kernels.timed() as library:
             yield lambda: library.seconds
 
     # -- arrays and weights -----------------------------------------------------------------------------------------------------
     def weight(self, tensor: GgufTensor, progress: Callable[[int], None] | None = None) -> CpuWeight:
         """ModelFileError for a type without a kernel."""
-        if not self._engine.library.hr_supports(tensor.quant.ggml_id):
+        if not self._kernels.library.hr_supports(tensor.quant.ggml_id):
             raise ModelFileError(f"the tensor {tensor.name} has the type {tensor.type}, which the cpu device cannot compute with")
-        self._engine.need_codebook(tensor.type)
+        self._kernels.need_codebook(tensor.type)
         return CpuWeight(tensor)
 
     def vector(self, values: Float32) -> Float32:
@@ -184,7 +186,7 @@ class CpuOps:
     def _copy(self, to: NDArray[Any], source: NDArray[Any], pairs: NDArray[np.int32], from_side: int) -> None:
         pairs = np.ascontiguousarray(pairs, np.int32)
         addresses = structs.address(to), structs.address(source), structs.address(pairs)
-        self._engine.call("hr_copy_blocks", *addresses, len(pairs), from_side, to.strides[0])
+        self._kernels.call("hr_copy_blocks", *addresses, len(pairs), from_side, to.strides[0])
 
     # -- forward ----------------------------------------------------------------------------------------------------------------
     def embed(self, hidden: Float32, table: CpuWeight, inputs: StepInputs) -> None:
@@ -218,13 +220,13 @@ class CpuOps:
     def hidden_rows(self, out: Float32, hidden: Float32, norm: Float32, epsilon: float, tokens: NDArray[np.int32]) -> None:
         tokens = np.ascontiguousarray(tokens, np.int32)
         arrays = structs.address(out), structs.address(hidden), structs.address(norm)
-        self._engine.call("hr_hidden_rows", *arrays, epsilon, hidden.shape[1], structs.address(tokens), len(tokens))
+        self._kernels.call("hr_hidden_rows", *arrays, epsilon, hidden.shape[1], structs.address(tokens), len(tokens))
 
     def live_hidden(self, out: Float32, rows: NDArray[np.int32], caches: CpuCaches) -> None:
         out[:] = caches.rows[rows, caches.plan.layout.hidden_offset :]
 
     def logits(self, out: Float32, output: CpuWeight, vectors: Float32) -> None:
-        self._engine.call("hr_matmul", structs.address(out), byref(output.matrix), None, structs.address(vectors), len(vectors))
+        self._kernels.call("hr_matmul", structs.address(out), byref(output.matrix), None, structs.address(vectors), len(vectors))
 
     # -- what the C side is given -------------------------------------------------------------------------------------------------
     def _prepared(self, layer: Any, prepare: Callable[[Any], tuple[Any, ...]]) -> int:

@@ -1,4 +1,4 @@
-"""What the C side is given: the structures of csrc/engine.h, field for field, and how to fill them."""
+"""What the C side is given: the structures of csrc/runtime.h, field for field, and how to fill them."""
 
 import ctypes
 from typing import Any

@@ -70,7 +70,7 @@ def plan_attention(cu_seqlens: Int32, positions: Int32, *, most_decode_tokens: i
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionStep:
+class AttentionInputs:
     """What the kernels know of a step: arrays of StepInputs on the device.
 
     There may be padding: sequences whose row is negative, tokens behind cu_seqlens[-1]. Their pages are neither read nor
@@ -94,9 +94,9 @@ class AttentionStep:
         return self.rows.shape[0]
 
 
-def attention_step(device: Device, inputs: StepInputs, plan: AttentionPlan | None = None) -> AttentionStep:
+def attention_step(device: Device, inputs: StepInputs, plan: AttentionPlan | None = None) -> AttentionInputs:
     """In fresh arrays, for whoever keeps no buffers of fixed place."""
-    return AttentionStep(
+    return AttentionInputs(
         positions=device.from_host(inputs.positions),
         cu_seqlens=device.from_host(inputs.cu_seqlens),
         rows=device.from_host(inputs.rows),
@@ -129,7 +129,7 @@ def attention_core(
     layer: AttentionWeights,
     kv: DeviceArray,
     layout: MemoryLayout,
-    step: AttentionStep,
+    step: AttentionInputs,
     workspace: DeviceArray | None,
     stream: Stream | None = None,
 ) -> None:
@@ -195,7 +195,7 @@ class _Call:
     layer: AttentionWeights
     kv: DeviceArray
     layout: MemoryLayout
-    step: AttentionStep
+    step: AttentionInputs
     stream: Stream | None
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from svc.compute.cuda.device import Defines, DeviceArray, DeviceFaultError, DeviceMemory, DeviceStateError, Dim, module_text
-from svc.compute.cuda.limits import OLDEST_ARCH, STATIC_SHARED_BYTES, check_launch, full_dim, shared_limit_bytes
+from svc.compute.cuda.launch_limits import OLDEST_ARCH, STATIC_SHARED_BYTES, check_launch, full_dim, shared_limit_bytes
 from svc.compute.cuda.signature import Signature, parse_signatures
 from svc.compute.cuda.sources import load_source
 from svc.errors import BackendUnavailableError

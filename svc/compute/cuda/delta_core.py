@@ -17,7 +17,7 @@ WANTED_BLOCKS = 264  # keep a GPU busy: two for each multiprocessor of the large
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaStep:
+class DeltaInputs:
     """What the kernels know of a step: arrays of StepInputs and ChunkPlan on the device, and host numbers that shape a launch.
 
     `num_tokens` and `num_sequences` may count padding: sequences whose row is negative, tokens behind cu_seqlens[-1]. Padding is
@@ -37,13 +37,13 @@ class DeltaStep:
     rounds: tuple[tuple[DeviceArray, DeviceArray], ...]  # (chunks, cu_chunks) of ChunkPlan.rounds
 
 
-def delta_step(device: Device, inputs: StepInputs, plan: ChunkPlan) -> DeltaStep:
+def delta_step(device: Device, inputs: StepInputs, plan: ChunkPlan) -> DeltaInputs:
     """In fresh arrays, for whoever keeps no buffers of fixed place."""
 
     def on_device(values: Int32) -> DeviceArray:
         return device.from_host(np.ascontiguousarray(values, np.int32))
 
-    return DeltaStep(
+    return DeltaInputs(
         num_tokens=inputs.num_tokens,
         num_sequences=inputs.num_sequences,
         num_chunks=plan.num_chunks,
@@ -117,7 +117,7 @@ def delta_core(
     projected: DeltaProjected,
     layer: DeltaWeights,
     states: DeltaStates,
-    step: DeltaStep,
+    step: DeltaInputs,
     workspace: DeltaWorkspace | None,
     stream: Stream | None = None,
 ) -> None:
@@ -162,7 +162,7 @@ class _Call:
     device: Device
     layer: DeltaWeights
     states: DeltaStates
-    step: DeltaStep
+    step: DeltaInputs
     stream: Stream | None
 
     def decode(self, reads: DeviceArray, projected: DeltaProjected) -> None:

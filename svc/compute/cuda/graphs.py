@@ -11,13 +11,13 @@ import numpy as np
 
 from svc.compute.cuda.attention import SPLIT_TOKENS, AttentionPlan
 from svc.compute.cuda.device import Device, Graph
-from svc.compute.cuda.step import DECODE_BUCKETS, StepLimits
+from svc.compute.cuda.device_inputs import DECODE_BUCKETS, StepLimits
 from svc.compute.step_inputs import StepInputs
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """`sequences` of one token each, with contexts of up to `splits` splits. `exact`: as in StepUploads."""
+    """`sequences` of one token each, with contexts of up to `splits` splits. `exact`: as in InputsUploader."""
 
     sequences: int
     splits: int

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from svc.compute.cuda.arena import Allocator
-from svc.compute.cuda.attention import AttentionPlan, AttentionProjected, AttentionStep, attention_core, workspace_floats
+from svc.compute.cuda.attention import AttentionInputs, AttentionPlan, AttentionProjected, attention_core, workspace_floats
 from svc.compute.cuda.caches import CudaCaches
-from svc.compute.cuda.delta_core import DeltaProjected, DeltaStep, DeltaWorkspace, delta_core
+from svc.compute.cuda.delta_core import DeltaInputs, DeltaProjected, DeltaWorkspace, delta_core
 from svc.compute.cuda.device import Device, DeviceArray
 from svc.compute.cuda.matmul import gate_up, matmul
 from svc.compute.cuda.quantize import activations, workspace_bytes
@@ -57,7 +57,7 @@ def delta_mixer(
     device: Device,
     hidden: DeviceArray,
     layer: DeltaWeights,
-    step: DeltaStep,
+    step: DeltaInputs,
     caches: CudaCaches,
     allocator: Allocator,
     *,
@@ -106,7 +106,7 @@ def attention_mixer(
     device: Device,
     hidden: DeviceArray,
     layer: AttentionWeights,
-    step: AttentionStep,
+    step: AttentionInputs,
     caches: CudaCaches,
     allocator: Allocator,
     *,

@@ -9,22 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.backend import PENDING, Sample, Sampled, StepBatch
-from svc.compute.cuda import ends, layers
+from svc.compute.cuda import layers, output_head
 from svc.compute.cuda.arena import Arena
 from svc.compute.cuda.caches import CudaCaches
-from svc.compute.cuda.copy import copy_blocks, zero_blocks
+from svc.compute.cuda.copy_blocks import copy_blocks, zero_blocks
 from svc.compute.cuda.delta_core import STATE_ORDER
 from svc.compute.cuda.device import Device, DeviceArray
+from svc.compute.cuda.device_inputs import DeviceInputs, InputsUploader, StepLimits
 from svc.compute.cuda.embed import embed
 from svc.compute.cuda.graphs import DecodeGraphs, DecodeShape
 from svc.compute.cuda.moe_ffn import MoeSizes, moe_buffers, moe_ffn
+from svc.compute.cuda.packed_upload import PackedUpload
 from svc.compute.cuda.pending import resolve_pending
 from svc.compute.cuda.sampler import DeviceSampler
 from svc.compute.cuda.scorer import DeviceScorer
-from svc.compute.cuda.staging import Staging
-from svc.compute.cuda.step import CudaStep, StepLimits, StepUploads
-from svc.compute.cuda.traffic import HostTraffic
-from svc.compute.cuda.uploads import Uploads
+from svc.compute.cuda.tier_moves import TierMoves
+from svc.compute.cuda.weight_upload import WeightUploader
 from svc.compute.cuda.weights import Codebooks, CudaWeight, upload_weight
 from svc.compute.cuda.workspace import check_sizes, scratch_bytes, step_bytes
 from svc.compute.sampling.chain import sample_rows
@@ -66,15 +66,15 @@ class CudaOps:
         self._limits: StepLimits | None = None
         self._thread = threading.get_ident()
         self._codebooks = Codebooks(device)
-        self._weight_uploads = Uploads(device)
+        self._weight_uploads = WeightUploader(device)
         self._arena = Arena(device)
-        self._uploads = StepUploads(device, exact=exact)
-        self._step: tuple[StepInputs | None, CudaStep | None] = (None, None)
-        self._lists: Staging | None = None
+        self._inputs = InputsUploader(device, exact=exact)
+        self._step: tuple[StepInputs | None, DeviceInputs | None] = (None, None)
+        self._lists: PackedUpload | None = None
         self._sampler: DeviceSampler | None = None
         self._scorer: DeviceScorer | None = None
         self._marks = itertools.cycle([device.event(), device.event()])  # of the two steps that may be under way
-        self._traffic: HostTraffic | None = None  # where there is a host tier
+        self._tier_moves: TierMoves | None = None  # where there is a host tier
 
     def __repr__(self) -> str:
         return f"CudaOps({self.device.name}, sm_{self.device.arch})"
@@ -114,8 +114,8 @@ class CudaOps:
         limits = self._limits = StepLimits.of(config, plan, max_step_tokens, exact=self._exact)
         self._graphs = DecodeGraphs()
         self._arena.reserve(scratch_bytes(config, limits, logit_rows))
-        self._uploads.reserve(limits)
-        self._lists = Staging(self.device, 2 * LIST_ENTRIES, depth=LISTS_AT_ONCE)
+        self._inputs.reserve(limits)
+        self._lists = PackedUpload(self.device, 2 * LIST_ENTRIES, depth=LISTS_AT_ONCE)
         self._sampler = DeviceSampler(self.device, config.vocab_size, plan.num_rows)
         self._scorer = DeviceScorer(self.device)
 
@@ -123,7 +123,7 @@ class CudaOps:
         """Waits for the device and lets its memory go. The ops must not be used afterwards."""
         self.device.synchronize()
         self._weight_uploads.close()
-        self._arena, self._uploads, self._lists = Arena(self.device), StepUploads(self.device), None
+        self._arena, self._inputs, self._lists = Arena(self.device), InputsUploader(self.device), None
         self._step, self._graphs, self._sampler, self._scorer = (None, None), DecodeGraphs(), None, None
         gc.collect()
 
@@ -169,12 +169,12 @@ class CudaOps:
     # -- cache traffic ----------------------------------------------------------------------------------------------------------
     def move(self, caches: CudaCaches, batch: StepBatch) -> None:
         device = self.device  # made current on this thread
-        if self._traffic is None:
-            self._traffic = HostTraffic(device)
-        self._traffic.begin(caches, batch)
+        if self._tier_moves is None:
+            self._tier_moves = TierMoves(device)
+        self._tier_moves.begin(caches, batch)
 
     def moves_over(self, *, all_of_them: bool) -> int:
-        return self._traffic.over(all_of_them=all_of_them) if self._traffic else 0
+        return self._tier_moves.over(all_of_them=all_of_them) if self._tier_moves else 0
 
     def copy_pages(self, caches: CudaCaches, pairs: NDArray[np.int32]) -> None:
         for part in _parts(pairs):
@@ -203,12 +203,12 @@ class CudaOps:
             forward(hidden[: inputs.num_tokens], inputs)
             return
         padded = shape.padded(inputs, self._limits)
-        self._step = padded, self._uploads.upload(padded, shape.attention_plan)
+        self._step = padded, self._inputs.upload(padded, shape.attention_plan)
         if any_pending:
             self._resolve_pending(self._on_device(padded))
         self._graphs.run(self.device, shape, lambda: forward(hidden[: shape.sequences], padded))
 
-    def _resolve_pending(self, step: CudaStep) -> None:
+    def _resolve_pending(self, step: DeviceInputs) -> None:
         """The tokens that the step before samples, known by the time the device comes to this one."""
         assert self._sampler is not None, "a pending token before reserve()"
         resolve_pending(self.device, step.tokens, step.delta.rows, step.delta.cu_seqlens, self._sampler.latest)
@@ -237,21 +237,21 @@ class CudaOps:
         delta = self._on_device(inputs).delta
         metadata = (delta.cu_seqlens, delta.rows, delta.capture_tokens, delta.capture_snapshots)
         slabs = (caches.rows, caches.snapshots)
-        ends.final_hidden(self.device, *slabs, hidden, norm, epsilon, *metadata, caches.plan.layout.hidden_offset)
+        output_head.final_hidden(self.device, *slabs, hidden, norm, epsilon, *metadata, caches.plan.layout.hidden_offset)
 
     def hidden_rows(
         self, out: DeviceArray, hidden: DeviceArray, norm: DeviceArray, epsilon: float, tokens: NDArray[np.int32]
     ) -> None:
         assert len(tokens) <= LIST_ENTRIES
-        ends.hidden_rows(self.device, out, hidden, norm, epsilon, self._uploaded(tokens))
+        output_head.hidden_rows(self.device, out, hidden, norm, epsilon, self._uploaded(tokens))
 
     def live_hidden(self, out: DeviceArray, rows: NDArray[np.int32], caches: CudaCaches) -> None:
         assert len(rows) <= LIST_ENTRIES
-        ends.live_hidden(self.device, out, caches.rows, self._uploaded(rows), caches.plan.layout.hidden_offset)
+        output_head.live_hidden(self.device, out, caches.rows, self._uploaded(rows), caches.plan.layout.hidden_offset)
 
     def logits(self, out: DeviceArray, output: CudaWeight, vectors: DeviceArray) -> None:
         blocks = layers.blocks_for(self._arena.start(), *vectors.shape)
-        ends.logits(self.device, out, output, vectors, blocks, exact=self._exact)
+        output_head.logits(self.device, out, output, vectors, blocks, exact=self._exact)
 
     def logprobs(self, logits: DeviceArray, rows: Sequence[int], targets: Sequence[int]) -> list[float]:
         return (self._scorer or DeviceScorer(self.device)).score(logits, rows, targets)
@@ -267,18 +267,18 @@ class CudaOps:
         return lambda: found
 
     # -- metadata ---------------------------------------------------------------------------------------------------------------
-    def _on_device(self, inputs: StepInputs) -> CudaStep:
+    def _on_device(self, inputs: StepInputs) -> DeviceInputs:
         """The arrays of a step, copied at its first op."""
         known, step = self._step
         if known is not inputs or step is None:
-            step = self._uploads.upload(inputs)
+            step = self._inputs.upload(inputs)
             self._step = inputs, step
         return step
 
     def _uploaded(self, values: NDArray[np.int32]) -> DeviceArray:
         """A short list, in a buffer that the next list may overwrite: by then its launch is queued before."""
         values = np.ascontiguousarray(values, np.int32)
-        return self.device.from_host(values) if self._lists is None else self._lists.copied({"list": values})["list"]
+        return self.device.from_host(values) if self._lists is None else self._lists.upload({"list": values})["list"]
 
 
 def _parts(entries: NDArray[np.int32]) -> list[NDArray[np.int32]]:

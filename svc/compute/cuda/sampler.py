@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from svc.compute.backend import Sample, Sampled
 from svc.compute.cuda.device import Device, DeviceArray, Event
+from svc.compute.cuda.packed_upload import PackedUpload, aligned_words
 from svc.compute.cuda.pending import note_pending
 from svc.compute.cuda.sample import logprobs, num_parts, plan_samples, sample_tokens
-from svc.compute.cuda.staging import Staging, aligned_words
 
 MOST_SAMPLES = 64  # of one launch; more are taken in parts
 MOST_TOP = 20  # best tokens reported beside each, as the API allows
@@ -28,7 +28,7 @@ class DeviceSampler:
             *(4 * MOST_SAMPLES, 14 * MOST_SAMPLES, MOST_SAMPLES, MOST_SAMPLES, 4 * MOST_ADJUSTMENTS, 2 * MOST_ADJUSTMENTS),
             *(MOST_SAMPLES, MOST_SAMPLES + 1, MOST_STOPS),
         ]
-        self._staging = Staging(device, sum(aligned_words(size) for size in sizes))
+        self._packed = PackedUpload(device, sum(aligned_words(size) for size in sizes))
         self.latest = device.empty((num_rows,), np.int32)  # the token sampled last for a row, -1 where the answer ends with it
         self._best = device.empty((MOST_SAMPLES * num_parts(vocabulary),), np.uint64)
         self._adjusted = device.empty((MOST_SAMPLES * vocabulary,), np.float32)
@@ -65,7 +65,7 @@ class DeviceSampler:
         if len(plan.adjustments) > MOST_ADJUSTMENTS or max(counts) > MOST_TOP or sum(map(len, stops)) > MOST_STOPS:
             return None
         last_of = {sample.row: index for index, sample in enumerate(samples)}  # of several draws from a row only one goes on
-        there = self._staging.copied({
+        there = self._packed.upload({
             "samples": plan.samples,
             "numbers": plan.numbers,
             "rows": np.array(rows, np.int32),

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.cuda.device import Device, DeviceArray
+from svc.compute.cuda.packed_upload import PackedUpload, aligned_words
 from svc.compute.cuda.sample import logprobs
-from svc.compute.cuda.staging import Staging, aligned_words
 
 MOST_SCORES = 256  # of one launch; more are taken in parts
 
@@ -17,7 +17,7 @@ class DeviceScorer:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._staging = Staging(device, 2 * aligned_words(MOST_SCORES))
+        self._packed = PackedUpload(device, 2 * aligned_words(MOST_SCORES))
         self._values = device.empty((MOST_SCORES,), np.float32)
         self._pinned: NDArray[np.float32] = device.pinned((MOST_SCORES,), np.float32)
         self._there = device.event()
@@ -36,7 +36,7 @@ class DeviceScorer:
         return found
 
     def _part(self, logits: DeviceArray, rows: NDArray[np.int32], targets: NDArray[np.int32]) -> list[float]:
-        there, count = self._staging.copied({"rows": rows, "targets": targets}), len(rows)
+        there, count = self._packed.upload({"rows": rows, "targets": targets}), len(rows)
         logprobs(self._device, self._values[:count], logits, there["rows"], there["targets"])
         self._device.to_host_async(self._pinned[:count], self._values[:count])
         self._there.record()

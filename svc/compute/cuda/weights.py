@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.cuda.device import Device, DeviceArray
-from svc.compute.cuda.uploads import Uploads
+from svc.compute.cuda.weight_upload import WeightUploader
 from svc.gguf.gguf_file import GgufTensor
 from svc.gguf.grids import grid
 from svc.gguf.quant import QUANT_TYPES
@@ -84,7 +84,7 @@ def allocate_weight(device: Device, codebooks: Codebooks, tensor: GgufTensor) ->
 
 
 def upload_weight(
-    device: Device, codebooks: Codebooks, uploads: Uploads, tensor: GgufTensor, progress: Callable[[int], None] | None = None
+    device: Device, codebooks: Codebooks, uploads: WeightUploader, tensor: GgufTensor, progress: Callable[[int], None] | None = None
 ) -> CudaWeight:
     """A tensor copied to the device before whatever is queued on the main stream from now on.
 

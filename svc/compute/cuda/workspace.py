@@ -1,12 +1,12 @@
 """How much device memory a model's steps need beside its weights and caches."""
 
 from svc.compute.cuda.arena import Tally
+from svc.compute.cuda.device_inputs import StepLimits
 from svc.compute.cuda.layers import AttentionBuffers, DeltaBuffers, DenseBuffers, blocks_for
 from svc.compute.cuda.moe import MOST_EXPERTS, MOST_USED
 from svc.compute.cuda.moe_ffn import MoeSizes, moe_buffers
 from svc.compute.cuda.sampler import DeviceSampler
 from svc.compute.cuda.scorer import DeviceScorer
-from svc.compute.cuda.step import StepLimits
 from svc.errors import ModelFileError
 from svc.memory.layout import MemoryLayout
 from svc.memory.plan import MemoryPlan

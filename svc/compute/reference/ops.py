@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.backend import Sample, Sampled, StepBatch
-from svc.compute.host_tier import move_at_once
 from svc.compute.ops import Caches, Ops
 from svc.compute.reference import caches as cache_ops
 from svc.compute.reference.attention_mixer import attention_mixer
@@ -23,6 +22,7 @@ from svc.compute.reference.moe_ffn import moe_ffn
 from svc.compute.reference.weights import DequantCache, ReferenceWeight, prepare
 from svc.compute.sampling.chain import logprob, sample_rows
 from svc.compute.step_inputs import StepInputs
+from svc.compute.tier_moves import move_at_once
 from svc.gguf.gguf_file import GgufTensor
 from svc.memory.plan import MemoryPlan
 from svc.model.model_config import ModelConfig

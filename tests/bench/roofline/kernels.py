@@ -126,7 +126,7 @@ def rms_norm(num_rows: int, columns: int) -> Work:
 
 
 def final_hidden(num_sequences: int, columns: int) -> Work:
-    """ends.cu: the last token of each sequence into its live row."""
+    """output_head.cu: the last token of each sequence into its live row."""
     row = FLOAT * num_sequences * columns
     return Work(weight_bytes=FLOAT * columns, activation_bytes=row, state_bytes=row, launches=1)
 
@@ -142,7 +142,7 @@ def sample(num_rows: int, vocabulary: int) -> Work:
 
 
 def copy(num_bytes: int) -> Work:
-    """copy.cu: a block read and written (a snapshot saved or restored, a page copied)."""
+    """copy_blocks.cu: a block read and written (a snapshot saved or restored, a page copied)."""
     return Work(state_bytes=2 * num_bytes, launches=1)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from svc.cli.bench.shapes import SHAPES
+from svc.compute.model_file import open_model
 from svc.compute.ops import Ops
-from svc.compute.runner import open_model
 from svc.gguf.gguf_file import GgufTensor
 from svc.model.arch import load_model
 from svc.model.arch.model import Ffn, Mixer, Model

@@ -68,7 +68,7 @@ def sequential_s(launches: Sequence[Launch], machine: Machine) -> float:
 
 def _step(model: Model, pieces: Sequence[Piece], kv_element_bytes: int) -> Iterator[Launch]:
     tokens, width, samples = sum(piece.tokens for piece in pieces), model.config.hidden_size, len(pieces)
-    yield Launch("ends", "embed", kernels.embed(model.embedding, tokens))
+    yield Launch("head", "embed", kernels.embed(model.embedding, tokens))
     for mixer, ffn in model.layers:
         if isinstance(mixer, DeltaWeights):
             yield from _delta_mixer(mixer, pieces, tokens, width)
@@ -78,11 +78,11 @@ def _step(model: Model, pieces: Sequence[Piece], kv_element_bytes: int) -> Itera
             yield from _moe_ffn(ffn, tokens, width)
         else:
             yield from _dense_ffn(ffn, tokens, width)
-    yield Launch("ends", "ends final_hidden", kernels.final_hidden(samples, width))
-    yield Launch("ends", "ends live_hidden", kernels.live_hidden(samples, width))
-    yield from _quantized("ends", samples, width, model.output)
-    yield _product("ends", "logits", model.output, samples)
-    yield Launch("ends", "sample", kernels.sample(samples, model.config.vocab_size))
+    yield Launch("head", "output_head final_hidden", kernels.final_hidden(samples, width))
+    yield Launch("head", "output_head live_hidden", kernels.live_hidden(samples, width))
+    yield from _quantized("head", samples, width, model.output)
+    yield _product("head", "logits", model.output, samples)
+    yield Launch("head", "sample", kernels.sample(samples, model.config.vocab_size))
 
 
 def _product(part: str, name: str, matrix: Matrix, num_x: int, *, adds: bool = False) -> Launch:

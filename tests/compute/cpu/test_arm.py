@@ -27,6 +27,7 @@ from tests.compute.cpu.test_elementwise import same_bits
 
 ROOT = Path(__file__).parents[3]
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
+SOURCES = ("runtime", "pool", "level", "quant", "embed", "elementwise", "matmul", "float_matmul", "int_matmul", "output_head")
 # Level -> a processor that has it and nothing newer.
 PROCESSORS = {"neon": "cortex-a57", "neon-dotprod": "cortex-a76"}
 Float32 = NDArray[np.float32]
@@ -80,7 +81,21 @@ def build(level: str, folder: Path) -> Path:
     exec(compile(setup, "setup.py", "exec"), names)
     flags = [*(flag for flag in names["FLAGS"] if flag not in ("-O3", "-shared", "-fPIC")), *names["LEVEL_FLAGS"]["aarch64"][level]]
     csrc, program = ROOT / names["SOURCES"], folder / "driver"
-    sources = [csrc / f"{name}.c" for name in ("int_matmul", "float_matmul", "quant", "ends", "engine", "matmul", "pool")]
+    sources = [
+        csrc / f"{name}.c"
+        for name in (
+            "int_matmul",
+            "float_matmul",
+            "quant",
+            "embed",
+            "output_head",
+            "elementwise",
+            "level",
+            "runtime",
+            "matmul",
+            "pool",
+        )
+    ]
     sources.append(Path(__file__).parent / "arm" / "driver.c")
     objects = [str(folder / f"{source.stem}.o") for source in sources]
     compilers = [
@@ -174,7 +189,7 @@ def test_functions(make_driver: Callable[[], Driver], make_ops: MakeOps) -> None
         driver.add(2, x.shape, [function, 1, len(x), 0, 0, 0], x)
     for function, got in enumerate(driver.run()[1]):
         expected = np.empty_like(x)
-        base._engine.library.hr_elementwise(function, address(x), address(expected), len(x))
+        base._kernels.library.hr_elementwise(function, address(x), address(expected), len(x))
         assert same_bits(got, expected), function
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from svc.compute.cpu import CpuOps
 from svc.compute.cpu.ops import Activations
-from tests.compute.cpu.bench import Outcome, Step, run
 from tests.compute.cpu.conftest import MakeOps, make_and_close
+from tests.compute.cpu.layer_rig import Outcome, Step, run
 
 ACTIVATIONS: list[Activations] = ["float", "int8"]
 KINDS = ["delta", "attention", "dense", "moe"]

@@ -24,15 +24,15 @@ def test_dequantization_is_exact(make_ops: MakeOps, level: str, name: str) -> No
     ops = make_ops(1, level)
     num_blocks = 301
     packed = np.random.default_rng(quant.ggml_id).integers(0, 256, num_blocks * quant.block_bytes + 1, np.uint8)[1:]
-    ops._engine.need_codebook(name)
+    ops._kernels.need_codebook(name)
     out = np.empty(num_blocks * quant.block_size, np.float32)
-    assert ops._engine.library.hr_dequantize(ops._engine.handle, quant.ggml_id, address(packed), address(out), len(out)) == 0
+    assert ops._kernels.library.hr_dequantize(ops._kernels.handle, quant.ggml_id, address(packed), address(out), len(out)) == 0
     assert same_bits(out, quant.dequantize(packed))
 
 
 def apply(make_ops: MakeOps, level: str, function: int, x: Float32) -> Float32:
     out = np.empty_like(x)
-    make_ops(1, level)._engine.library.hr_elementwise(function, address(x), address(out), len(x))
+    make_ops(1, level)._kernels.library.hr_elementwise(function, address(x), address(out), len(x))
     return out
 
 

@@ -46,12 +46,12 @@ def activations(tokens: int, cols: int) -> Float32:
 def product(ops: CpuOps, tensor: GgufTensor, x: Float32, up: GgufTensor | None = None) -> Float32:
     weight, second = ops.weight(tensor), ops.weight(up) if up else None
     out = ops.empty((len(x), tensor.shape[0]))
-    ops._engine.call("hr_matmul", address(out), byref(weight.matrix), byref(second.matrix) if second else None, address(x), len(x))
+    ops._kernels.call("hr_matmul", address(out), byref(weight.matrix), byref(second.matrix) if second else None, address(x), len(x))
     return out
 
 
 def canonical(weights: Float32, x: Float32) -> Float32:
-    """The order of csrc/lanes.h in numpy, for exact products: lane k mod 16 in rising k, then a tree."""
+    """The order of csrc/simd.h in numpy, for exact products: lane k mod 16 in rising k, then a tree."""
     pad = -weights.shape[1] % 16
     products = np.pad(weights, ((0, 0), (0, pad)))[None] * np.pad(x, ((0, 0), (0, pad)))[:, None]
     lanes = np.zeros((*products.shape[:2], 16), np.float32)

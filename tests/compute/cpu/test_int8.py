@@ -64,7 +64,7 @@ def product(ops: CpuOps, tensor: GgufTensor, x: Float32, up: CpuWeight | None = 
     weight = ops.weight(tensor)
     out = ops.empty((len(x), tensor.shape[0]))
     second = byref(up.matrix) if up else None
-    ops._engine.call("hr_matmul", address(out), byref(weight.matrix), second, address(x), len(x))
+    ops._kernels.call("hr_matmul", address(out), byref(weight.matrix), second, address(x), len(x))
     return out
 
 

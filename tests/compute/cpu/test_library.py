@@ -76,7 +76,7 @@ class Product:
 
     def check(self) -> None:
         self.out.fill(np.nan)
-        self.ops._engine.call("hr_matmul", address(self.out), byref(self.weight.matrix), None, address(self.x), len(self.x))
+        self.ops._kernels.call("hr_matmul", address(self.out), byref(self.weight.matrix), None, address(self.x), len(self.x))
         np.testing.assert_array_equal(self.out, self.expected)
 
 

@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from svc.compute.backend import Capture, Chunk, RowSnapshot, Sample, StepBatch
 from svc.compute.cpu import CpuOps
-from svc.compute.runner import ModelRunner, load_model, open_model
+from svc.compute.model_file import open_model
+from svc.compute.runner import ModelRunner
 from svc.compute.sampling.params import SamplingParams
 from svc.memory.plan import MemoryPlan
+from svc.model.arch import load_model
 from tests.compute.cpu.conftest import MakeOps
 from tests.compute.eight_bit import as_q8_0, divergence
 from tests.compute.rig import GGUF, golden, prompt

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from svc.compute.cuda.device import DeviceArray
-from svc.compute.cuda.limits import check_launch, full_dim, shared_limit_bytes
+from svc.compute.cuda.launch_limits import check_launch, full_dim, shared_limit_bytes
 from svc.compute.cuda.signature import parse_signatures
 
 SOURCE = """

@@ -60,5 +60,5 @@ def test_missing_header(tmp_path: Path) -> None:
 
 def test_our_kernels_are_found() -> None:
     """The folder of the kernels, in a checkout as in an installed package."""
-    assert {"copy", "rms_norm"} <= set(source_names())
+    assert {"copy_blocks", "rms_norm"} <= set(source_names())
     assert (source_directory() / "include" / "common.cuh").is_file()

@@ -9,9 +9,11 @@ import pytest
 
 from svc.compute.backend import Capture, Chunk, History, PageCopy, RowSnapshot, Sample, Score, StepBatch
 from svc.compute.cuda.ops import CudaOps
-from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner, load_model, open_model
+from svc.compute.model_file import open_model
+from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner
 from svc.compute.sampling.params import SamplingParams
 from svc.memory.plan import MemoryPlan
+from svc.model.arch import load_model
 from svc.model.arch.model import Model
 from tests.compute.rig import GGUF
 from tests.cuda_emulator.build import have_compiler

@@ -9,10 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from svc.compute.backend import StepBatch
+from svc.compute.model_file import open_model
 from svc.compute.reference import ReferenceOps
 from svc.compute.reference.math import l2_norm, rms_norm
 from svc.compute.reference.moe_ffn import route
-from svc.compute.runner import open_model
 from svc.compute.step_inputs import build_step_inputs
 from svc.gguf.gguf_file import GgufFile
 from svc.gguf.tensors import WeightSource

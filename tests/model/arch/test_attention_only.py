@@ -11,10 +11,11 @@ import pytest
 from svc.compute.cpu import CpuOps
 from svc.compute.cpu.library import available_levels
 from svc.compute.cuda.device import Device
+from svc.compute.model_file import open_model
 from svc.compute.reference import ReferenceOps
-from svc.compute.runner import load_model, open_model
 from svc.errors import ModelFileError
 from svc.gguf.writer import write_gguf
+from svc.model.arch import load_model
 from tests.compute.cpu.test_models import SNAPSHOTS, CpuModel
 from tests.compute.cuda.test_models import FloatOps
 from tests.cuda_emulator.build import have_compiler

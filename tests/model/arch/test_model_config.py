@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from svc.compute.runner import open_model
+from svc.compute.model_file import open_model
 from svc.gguf.gguf_file import GgufFile
 from svc.gguf.writer import write_gguf
 from svc.model.arch import ARCHITECTURES, read_config

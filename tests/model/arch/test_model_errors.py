@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from svc.compute.model_file import open_model
 from svc.compute.reference import ReferenceOps
-from svc.compute.runner import open_model
 from svc.errors import ModelFileError
 from svc.gguf.writer import write_gguf
 from svc.model.arch import Model, load_model

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from svc.compute.runner import open_model
+from svc.compute.model_file import open_model
 from svc.errors import ModelFileError
 from svc.gguf.gguf_file import GgufFile
 from svc.gguf.writer import write_gguf

@@ -4,7 +4,7 @@
  * The canonical order for a query at position p: absolute segments of 512 positions; in a segment absolute tiles of 16 keys, online
  * softmax from tile to tile; segments are merged in rising order. Scores are canonical dot products over the head dimension, a value
  * column sums keys in rising order. Positions beyond p are never read (fresh pages may hold NaN). */
-#include "lane_math.h"
+#include "simd_math.h"
 #include "matmul.h"
 #include "ops.h"
 
@@ -17,7 +17,7 @@ typedef struct { /* running softmax of one query: sum of weights and weighted va
 } softmax_state;
 
 typedef struct {
-    engine *e;
+    runtime *e;
     const attention_layer *l;
     const step_inputs *in;
     const caches *c;
@@ -136,7 +136,7 @@ static void prepare_task(void *context, int token, int worker) {
 /* -- one query, one tile of keys ------------------------------------------------------------------------------------------------ */
 
 /* Keys of a tile stand as [D / 16][TILE][16], so that sixteen keys are a fixed distance apart. */
-#if LANES_AVX512
+#if SIMD_AVX512
 #define KEYS_AT_ONCE 16
 #else
 #define KEYS_AT_ONCE 4
@@ -167,7 +167,7 @@ static f32x16 tile_scores(const float *query, const float *keys, size_t dim) {
     return v_sum16(sums);
 }
 
-#define VALUE_VECTORS (LANES_AVX512 ? 8 : 4) /* columns / 16 whose sums stand in registers */
+#define VALUE_VECTORS (SIMD_AVX512 ? 8 : 4) /* columns / 16 whose sums stand in registers */
 
 ALWAYS_INLINE void add_values(int vectors, const float *weights, int num_keys, const float *values, size_t dim, f32x16 keep, float *sum) {
     f32x16 total[VALUE_VECTORS];
@@ -368,7 +368,7 @@ static void merge_task(void *context, int query, int worker) {
 }
 
 static void attend_by_segments(attention_job *j, int tasks, int segments) {
-    engine *e = j->e;
+    runtime *e = j->e;
     size_t queries = (size_t)j->in->num_tokens * (size_t)j->l->num_heads, size = queries * partial_floats(j->l);
     size_t most = e->most_partial_bytes / (size * sizeof(float));
     int at_once = most < 1 ? 1 : most < (size_t)segments ? (int)most : segments;
@@ -388,7 +388,7 @@ static void attend_by_segments(attention_job *j, int tasks, int segments) {
 
 /* -- the whole op --------------------------------------------------------------------------------------------------------------------- */
 
-static struct block *make_blocks(engine *e, const step_inputs *in, int *count) {
+static struct block *make_blocks(runtime *e, const step_inputs *in, int *count) {
     *count = 0;
     for (int s = 0; s < in->num_sequences; s++) {
         *count += div_up(in->cu_seqlens[s + 1] - in->cu_seqlens[s], BLOCK);
@@ -422,7 +422,7 @@ static void attend(attention_job *j, int num_blocks) {
 }
 
 /* hidden [T][C] += attention(norm(hidden)). head_dim is a multiple of 16. */
-EXPORT int hr_attention_mixer(engine *e, float *hidden, const attention_layer *l, const step_inputs *in, const caches *c) {
+EXPORT int hr_attention_mixer(runtime *e, float *hidden, const attention_layer *l, const step_inputs *in, const caches *c) {
     arena_reset(e);
     int num_blocks, size = l->query.cols;
     size_t tokens = (size_t)in->num_tokens, ld = ROUND_LANES(size), dim = (size_t)l->head_dim;

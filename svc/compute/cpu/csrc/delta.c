@@ -3,15 +3,15 @@
  *
  * State of a value head: [key_dim][value_dim], value columns in lanes. Sums over the key dimension run in rising k, one fused
  * multiply-add per k and column, so no horizontal sums and no dependence on the panel width. */
-#include "lane_math.h"
+#include "simd_math.h"
 #include "matmul.h"
 #include "ops.h"
 
 #define PANEL 64 /* value columns at once: 64 x 128 floats are 32 KiB, which stay in L1 while the tokens pass */
-#define WIDE_PANEL (LANES_AVX512 ? 128 : PANEL) /* for a single token, which reads the state from far: whole rows, if registers hold them */
+#define WIDE_PANEL (SIMD_AVX512 ? 128 : PANEL) /* for a single token, which reads the state from far: whole rows, if registers hold them */
 
 typedef struct {
-    engine *e;
+    runtime *e;
     const delta_layer *l;
     const step_inputs *in;
     const caches *c;
@@ -206,7 +206,7 @@ typedef void (*panel_fn)(const delta_job *j, int sequence, int head, int column,
 RUN_PANEL(1)
 RUN_PANEL(2)
 RUN_PANEL(4)
-#if LANES_AVX512
+#if SIMD_AVX512
 RUN_PANEL(8)
 #else
 #define run_panel8 run_panel4
@@ -298,7 +298,7 @@ static void project(delta_job *j, const float *normed, size_t ld) {
 }
 
 /* hidden [T][C] += mixer(norm(hidden)); advances live rows and writes captured snapshots. key_dim and value_dim are multiples of 16. */
-EXPORT int hr_delta_mixer(engine *e, float *hidden, const delta_layer *l, const step_inputs *in, const caches *c) {
+EXPORT int hr_delta_mixer(runtime *e, float *hidden, const delta_layer *l, const step_inputs *in, const caches *c) {
     arena_reset(e);
     size_t tokens = (size_t)in->num_tokens, ld = ROUND_LANES(l->qkv.cols);
     delta_job j = {.e = e, .l = l, .in = in, .c = c, .sequence = sequence_of_token(e, in)};

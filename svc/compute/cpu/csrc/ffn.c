@@ -1,5 +1,5 @@
 /* Feed-forward layers: dense SwiGLU and mixture of experts (ARCH_SPEC 7). */
-#include "lane_math.h"
+#include "simd_math.h"
 #include "matmul.h"
 #include "ops.h"
 
@@ -11,7 +11,7 @@ static void clear_padding(float *x, size_t rows, size_t columns, size_t ld) {
 }
 
 /* hidden [T][C] += down(SiLU(gate x) * up x), x = norm(hidden). */
-EXPORT int hr_dense_ffn(engine *e, float *hidden, const dense_layer *l, const step_inputs *in) {
+EXPORT int hr_dense_ffn(runtime *e, float *hidden, const dense_layer *l, const step_inputs *in) {
     arena_reset(e);
     size_t tokens = (size_t)in->num_tokens, ld = ROUND_LANES(l->gate.cols), inner_ld = ROUND_LANES(l->gate.rows);
     float *normed = arena_floats(e, tokens * ld), *inner = arena_floats(e, tokens * inner_ld);
@@ -33,7 +33,7 @@ EXPORT int hr_dense_ffn(engine *e, float *hidden, const dense_layer *l, const st
 /* -- mixture of experts ------------------------------------------------------------------------------------------------------ */
 
 typedef struct {
-    engine *e;
+    runtime *e;
     const moe_layer *l;
     int num_tokens, size;
     float *hidden;
@@ -130,7 +130,7 @@ static void route(moe_job *j, const float *normed, size_t ld) {
 /* Gate and up of every expert with its tokens (and the shared expert with all) as one phase, then down as another. */
 static void run_experts(moe_job *j, const float *normed, size_t ld) {
     const moe_layer *l = j->l;
-    engine *e = j->e;
+    runtime *e = j->e;
     size_t pairs = (size_t)j->num_tokens * (size_t)l->num_used, tokens = (size_t)j->num_tokens;
     size_t inner_ld = ROUND_LANES(l->gate.rows), shared_ld = l->has_shared ? ROUND_LANES(l->shared_gate.rows) : 0;
     int32_t *first = arena_bytes(e, (size_t)(l->num_experts + 1) * sizeof *first), *token_of = arena_bytes(e, pairs * sizeof *token_of);
@@ -167,7 +167,7 @@ static void run_experts(moe_job *j, const float *normed, size_t ld) {
 }
 
 /* hidden [T][C] += experts(norm(hidden)). */
-EXPORT int hr_moe_ffn(engine *e, float *hidden, const moe_layer *l, const step_inputs *in) {
+EXPORT int hr_moe_ffn(runtime *e, float *hidden, const moe_layer *l, const step_inputs *in) {
     arena_reset(e);
     int size = l->router.cols;
     size_t tokens = (size_t)in->num_tokens, ld = ROUND_LANES(size), pairs = tokens * (size_t)l->num_used;

@@ -1,12 +1,12 @@
-/* Products with activations in floats: v_dot of lanes.h for every row and token, whatever the type, the blocks and the tiles.
+/* Products with activations in floats: v_dot of simd.h for every row and token, whatever the type, the blocks and the tiles.
  *
  * Lane sums of a tile (FLOAT_ROWS rows x some tokens x 16 lanes) stay in memory while a piece of the columns is applied to all tokens,
  * so that weights are dequantized once and the piece stays in the nearest cache. F32, F16 and BF16 are multiplied where they stand
  * in the file when there are few tokens, and converted in registers. Within a piece a block of rows x tokens is in registers. */
 #include "float_matmul.h"
 
-#include "float_parts.h"
-#include "lane_math.h"
+#include "simd_floats.h"
+#include "simd_math.h"
 
 #define PIECE 256       /* columns dequantized at a time: 16 KiB of floats, a multiple of every type's block */
 #define MOST_TOKENS 128 /* in a group, whose lane sums are kept, 1 KiB each; for the next group, weights are dequantized again */
@@ -135,7 +135,7 @@ static void multiply_bf16(const piece *p) { multiply_type(BF16, p); }
 
 /* A group of tokens and a tile of rows. */
 typedef struct {
-    const engine *e;
+    const runtime *e;
     const float *const *x; /* [num_tokens] */
     int num_tokens, rows;
     float *weights; /* [FLOAT_ROWS][PIECE], dequantized */
@@ -207,7 +207,7 @@ ALWAYS_INLINE void finish_token(const product *p, const float *totals, const flo
     }
 }
 
-void float_product_tile(const engine *e, const product *p, int first_row, int first_token, float *scratch) {
+void float_product_tile(const runtime *e, const product *p, int first_row, int first_token, float *scratch) {
     const float *x[MOST_TOKENS];
     int rows = min_int(FLOAT_ROWS, p->weight->rows - first_row), num_tokens = min_int(float_group(p), p->num_tokens - first_token);
     group g = {e, x, num_tokens, rows, scratch, scratch + FLOAT_ROWS * PIECE};

@@ -10,7 +10,7 @@ typedef struct { /* the arguments of an operation, as far as it has them */
     float epsilon;
 } instruction;
 
-static int run(engine *e, const instruction *i, float *hidden, const step_inputs *in) {
+static int run(runtime *e, const instruction *i, float *hidden, const step_inputs *in) {
     switch (i->operation) {
     case EMBED: return hr_embed(e, hidden, i->layer, in);
     case DELTA_MIXER: return hr_delta_mixer(e, hidden, i->layer, in, i->c);
@@ -22,7 +22,7 @@ static int run(engine *e, const instruction *i, float *hidden, const step_inputs
 }
 
 /* Runs operations one after the other, up to one that fails. */
-EXPORT int hr_forward(engine *e, const instruction *program, int count, float *hidden, const step_inputs *in) {
+EXPORT int hr_forward(runtime *e, const instruction *program, int count, float *hidden, const step_inputs *in) {
     int failed = 0;
     for (int i = 0; !failed && i < count; i++) {
         failed = run(e, program + i, hidden, in);

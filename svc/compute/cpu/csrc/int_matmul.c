@@ -9,9 +9,9 @@
  * while it is applied to all tokens. */
 #include "int_matmul.h"
 
-#include "int_tiles.h"
+#include "int_amx.h"
 #include "int_unpack.h"
-#include "lane_math.h"
+#include "simd_math.h"
 
 #define MOST_TOKENS (INT_LANES == 16 ? 8 : INT_LANES > 1 ? 4 : 2) /* at once: what the vector registers hold */
 
@@ -241,7 +241,7 @@ ALWAYS_INLINE void apply_32(kind k, int n, const tile *t, int lane, int num_bloc
 
 #if INT_LANES > 1
 /* sum + scale of a group * 16 columns (or 32, with w1) of the rows of quarter e. */
-#if LANES_NEON
+#if SIMD_NEON
 ALWAYS_INLINE ints add_one_piece(ints sum, const tile *t, int group, int lane, int e, ints w, const int8_t *x) {
     return i_add(sum, i_mul(i_dot(i_set1(0), w, i_repeat16(x)), i_set1(t->scale[group][lane + e])));
 }

@@ -3,7 +3,7 @@
 #ifndef HEADRACE_INT_UNPACK_H
 #define HEADRACE_INT_UNPACK_H
 
-#include "int_lanes.h"
+#include "simd_ints.h"
 #include "int_matmul.h"
 
 typedef struct { /* 256 columns: one block, or up to eight blocks of 32 */

@@ -17,7 +17,7 @@ typedef struct {
 } source;
 
 /* Columns per scale of the activations for this product; 0: it is computed in floats. Depends on the weights alone. */
-static int product_block(const engine *e, const product *p) {
+static int product_block(const runtime *e, const product *p) {
     int block = e->round_activations && p->weight->rows >= INT_ROWS ? int_block(p->weight->type) : 0;
     return p->up && int_block(p->up->type) != block ? 0 : block;
 }
@@ -47,7 +47,7 @@ static int add_source(source *sources, int *count, const product *p, int block) 
 }
 
 /* Room for the units of so many rows, and padding. */
-static uint8_t *unit_memory(engine *e, const source *s, int num_rows) {
+static uint8_t *unit_memory(runtime *e, const source *s, int num_rows) {
     size_t bytes = int_unit_bytes(s->block), units = (size_t)div_up(s->cols, 256) * (size_t)num_rows;
     uint8_t *memory = arena_bytes(e, (units + INT_PADDING) * bytes);
     if (memory) {
@@ -88,7 +88,7 @@ static void gather_task(void *context, int row, int worker) {
 }
 
 /* Rounds what products need -> the source of each product, -1 for those in floats; NULL without memory. */
-static const int *round_activations(engine *e, const product *products, int count, source *sources) {
+static const int *round_activations(runtime *e, const product *products, int count, source *sources) {
     int *source_of = arena_bytes(e, (size_t)count * sizeof *source_of), *first_row = arena_bytes(e, (size_t)(count + 1) * sizeof *first_row);
     int *first_gathered = arena_bytes(e, (size_t)(count + 1) * sizeof *first_gathered), num_sources = 0;
     size_t work = 0, copied = 0;
@@ -131,7 +131,7 @@ static int_source source_of_product(const source *s, const product *p) {
 /* -- all products as one phase -------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    engine *e;
+    runtime *e;
     const product *products;
     const source *sources;
     const int *source_of;  /* [count]; -1: in floats */
@@ -141,7 +141,7 @@ typedef struct {
 } phase;
 
 /* Rows of one task: some tiles that stand one behind the other in memory, and tasks enough for all threads to end at the same time. */
-static int int_task_rows(const engine *e, const product *products, const int *source_of, int count) {
+static int int_task_rows(const runtime *e, const product *products, const int *source_of, int count) {
     int tiles = 0, most_tokens = 1;
     for (int i = 0; i < count; i++) {
         tiles += source_of[i] >= 0 ? div_up(products[i].weight->rows, INT_ROWS) : 0;
@@ -180,7 +180,7 @@ static int num_tiles(const product *p, int in_floats, int int_rows) {
     return in_floats ? div_up(p->weight->rows, FLOAT_ROWS) * div_up(p->num_tokens, float_group(p)) : div_up(p->weight->rows, int_rows);
 }
 
-void run_products(engine *e, const product *products, int count) {
+void run_products(runtime *e, const product *products, int count) {
     int *first_tile = arena_bytes(e, (size_t)(count + 1) * sizeof *first_tile);
     source *sources = arena_bytes(e, (size_t)count * sizeof *sources);
     if (e->out_of_memory) {

@@ -2,7 +2,7 @@
 #ifndef HEADRACE_MATMUL_H
 #define HEADRACE_MATMUL_H
 
-#include "engine.h"
+#include "runtime.h"
 
 typedef struct {
     const matrix *weight;
@@ -18,8 +18,8 @@ typedef struct {
     int add;                /* out += instead of out = */
 } product;
 
-/* Computes all products as one parallel phase. Every output element is one canonical dot product (lanes.h, int_matmul.c), whatever the number of
+/* Computes all products as one parallel phase. Every output element is one canonical dot product (simd.h, int_matmul.c), whatever the number of
  * tokens, their order, the tiles and the threads. */
-void run_products(engine *e, const product *products, int count);
+void run_products(runtime *e, const product *products, int count);
 
 #endif

@@ -2,7 +2,7 @@
  * svc/gguf/quant, so that both give the same bits. Packed integers are spread to bytes sixteen at a time, then scaled. */
 #include "quant.h"
 
-#include "byte_lanes.h"
+#include "simd_bytes.h"
 
 #define BLOCKS(values, bytes) for (; n; n -= (values), row += (bytes), out += (values))
 #define UNROLL _Pragma("GCC unroll 16")

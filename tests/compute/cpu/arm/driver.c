@@ -6,16 +6,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "engine.h"
+#include "runtime.h"
 
 enum { OPERATION, TYPE, ROWS, COLS, TOKENS, KIND, THREADS, BYTES, NUMBERS };
 
-engine *hr_open(int threads, int64_t least_shared_work, int64_t most_partial_bytes, int round_activations);
-void hr_close(engine *e);
+runtime *hr_open(int threads, int64_t least_shared_work, int64_t most_partial_bytes, int round_activations);
+void hr_close(runtime *e);
 const char *hr_best_level(void);
-int hr_set_codebook(engine *e, int index, const float *book);
-int hr_dequantize(const engine *e, int type, const uint8_t *row, float *out, int64_t n);
-int hr_matmul(engine *e, float *out, const matrix *weight, const matrix *up, const float *x, int num_tokens);
+int hr_set_codebook(runtime *e, int index, const float *book);
+int hr_dequantize(const runtime *e, int type, const uint8_t *row, float *out, int64_t n);
+int hr_matmul(runtime *e, float *out, const matrix *weight, const matrix *up, const float *x, int num_tokens);
 int hr_elementwise(int function, const float *x, float *out, int64_t n);
 
 static void *take(int64_t bytes) {
@@ -34,7 +34,7 @@ static int multiply(const int64_t *n, uint8_t *data, float *out) {
     matrix weight = {.data = data, .row_bytes = n[BYTES] / (n[ROWS] << two), .type = (int)n[TYPE], .rows = (int)n[ROWS], .cols = (int)n[COLS], .experts = 1};
     matrix up = weight;
     up.data = data + n[BYTES] / 2;
-    engine *e = hr_open((int)n[THREADS], 0, 1 << 20, (int)(n[KIND] & 1));
+    runtime *e = hr_open((int)n[THREADS], 0, 1 << 20, (int)(n[KIND] & 1));
     for (int i = 0; i < 6; i++) {
         hr_set_codebook(e, i, books[i]);
     }
@@ -55,7 +55,7 @@ int main(void) {
         }
         int64_t count = n[ROWS] * (n[OPERATION] ? n[COLS] : n[TOKENS]);
         float *out = malloc((size_t)count * sizeof *out);
-        engine e = {.books = {books[0], books[1], books[2], books[3], books[4], books[5]}};
+        runtime e = {.books = {books[0], books[1], books[2], books[3], books[4], books[5]}};
         int error = n[OPERATION] == 0   ? multiply(n, data, out)
                     : n[OPERATION] == 1 ? hr_dequantize(&e, (int)n[TYPE], data, out, count)
                                         : hr_elementwise((int)n[TYPE], (float *)data, out, count);

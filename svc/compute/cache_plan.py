@@ -1,0 +1,42 @@
+"""Memory budgets of the settings turned into numbers of pages and snapshots, for a model that is open."""
+
+from svc.compute.model_file import OpenedModel
+from svc.config import Config
+from svc.memory.auto_budget import FREE_SHARE, resolve_budgets, resolve_host_budgets, weights_remark
+from svc.memory.plan import MemoryPlan, plan_memory, with_host_tier
+
+
+def plan_caches(
+    config: Config, opened: OpenedModel, device_bytes: int | None, available_bytes: int
+) -> tuple[MemoryPlan, str | None]:
+    """Budgets to counts, in both tiers, and what to say of weights that the machine's memory cannot hold.
+
+    `device_bytes`: what a device with memory of its own has for caches; None where they stand in the machine's, of which
+    `available_bytes` are free. MemoryBudgetError says what would fit.
+    """
+    beside_gpu, weights_bytes = device_bytes is not None, opened.file.file_bytes
+    layout = opened.config.memory_layout(config.page_tokens, config.kv_type)
+    kv_bytes, snapshot_bytes = resolve_budgets(
+        layout,
+        kv_bytes=None if config.kv_bytes == "auto" else config.kv_bytes,
+        snapshot_bytes=None if config.snapshot_bytes == "auto" else config.snapshot_bytes,
+        available_bytes=available_bytes if device_bytes is None else device_bytes,
+        weights_bytes=0 if beside_gpu else weights_bytes,
+        num_rows=config.max_slots,
+        context_tokens=opened.context_tokens,
+        free_share=1.0 if beside_gpu else FREE_SHARE,
+    )
+    sizes = {"num_rows": config.max_slots, "context_tokens": opened.context_tokens}
+    plan = plan_memory(layout, kv_bytes=kv_bytes, snapshot_bytes=snapshot_bytes, **sizes)
+    host_kv_bytes, host_snapshot_bytes = resolve_host_budgets(
+        plan,
+        host_kv_bytes=None if config.host_kv_bytes == "auto" else config.host_kv_bytes,
+        host_snapshot_bytes=None if config.host_snapshot_bytes == "auto" else config.host_snapshot_bytes,
+        available_bytes=available_bytes if beside_gpu else max(available_bytes - plan.total_bytes, 0),
+        beside_gpu=beside_gpu,
+    )
+    plan = with_host_tier(plan, host_kv_bytes=host_kv_bytes, host_snapshot_bytes=host_snapshot_bytes)
+    if beside_gpu:
+        return plan, None
+    caches_bytes = plan.total_bytes + plan.host_bytes
+    return plan, weights_remark(weights_bytes=weights_bytes, caches_bytes=caches_bytes, available_bytes=available_bytes)

@@ -1,0 +1,122 @@
+"""Moving whole pages, rows and snapshots: bit for bit, in order, and nothing beside them."""
+
+import numpy as np
+import pytest
+
+from svc.compute.backend import StepBatch
+from svc.compute.step_inputs import pairs
+from svc.compute.tier_moves import SLABS
+from svc.memory.layout import MemoryLayout
+from svc.memory.moves import Move, MoveKind
+from svc.memory.plan import MemoryPlan
+from tests.kernels.backends import KernelBackend
+
+
+class Slabs:
+    """Caches of a small hybrid plan, filled with numbers that say where they stand."""
+
+    def __init__(self, backend: KernelBackend, kv_type: str = "f32") -> None:
+        layout = MemoryLayout(40, 2, 3, 16, 2, 3, 16, 16, 80, 3, 16, kv_type)
+        self.backend, self.ops = backend, backend.make()
+        self.caches = self.ops.caches(MemoryPlan(layout, num_pages=5, num_rows=3, num_snapshots=4))
+        for name in ("kv", "rows", "snapshots"):
+            slab = getattr(self.caches, name)
+            shape = backend.read(slab).shape
+            values = np.arange(shape[0])[:, None] + np.arange(shape[1]) % 251 / 256
+            backend.write(slab, values.astype(backend.read(slab).dtype))
+        self.before = {name: self.copy(name) for name in ("kv", "rows", "snapshots")}
+
+    def copy(self, name: str) -> np.ndarray:
+        return np.array(self.backend.read(getattr(self.caches, name)))
+
+    def check(self, **changed: dict[int, np.ndarray]) -> None:
+        for name, expected in self.before.items():
+            expected = expected.copy()
+            for row, values in changed.get(name, {}).items():
+                expected[row] = values
+            np.testing.assert_array_equal(self.copy(name), expected)
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+def test_copy_pages(backend: KernelBackend, kv_type: str) -> None:
+    """One after the other: a page may be a target first and a source then."""
+    slabs = Slabs(backend, kv_type)
+    slabs.ops.copy_pages(slabs.caches, pairs([(0, 2), (4, 1), (2, 3)]))
+    kv = slabs.before["kv"]
+    slabs.check(kv={2: kv[0], 1: kv[4], 3: kv[0]})
+
+
+def test_save_and_restore(backend: KernelBackend) -> None:
+    """row -> snapshot, then snapshot -> other row, NaN and all bits included."""
+    slabs = Slabs(backend)
+    slabs.before["rows"][1, ::7] = np.nan
+    slabs.before["rows"][1, 1::7] = -0.0
+    backend.write(slabs.caches.rows, slabs.before["rows"])
+    rows, snapshots = slabs.before["rows"], slabs.before["snapshots"]
+    slabs.ops.save_rows(slabs.caches, pairs([(1, 3), (0, 0)]))
+    slabs.check(snapshots={3: rows[1], 0: rows[0]})
+    slabs.ops.restore_rows(slabs.caches, pairs([(2, 3), (0, 1)]))
+    slabs.check(snapshots={3: rows[1], 0: rows[0]}, rows={2: rows[1], 0: snapshots[1]})
+    assert np.signbit(slabs.copy("rows")[2, 1])
+
+
+def test_zero_rows(backend: KernelBackend) -> None:
+    """NaN and infinity do not survive; other rows do."""
+    slabs = Slabs(backend)
+    slabs.before["rows"][[0, 2]] = np.nan
+    slabs.before["rows"][0, 5] = np.inf
+    backend.write(slabs.caches.rows, slabs.before["rows"])
+    slabs.ops.zero_rows(slabs.caches, np.array([2, 0], np.int32))
+    zero = np.zeros_like(slabs.before["rows"][0])
+    slabs.check(rows={0: zero, 2: zero})
+
+
+def test_nothing_to_do(backend: KernelBackend) -> None:
+    slabs = Slabs(backend)
+    for operation in (slabs.ops.copy_pages, slabs.ops.save_rows, slabs.ops.restore_rows):
+        operation(slabs.caches, pairs([]))
+    slabs.ops.zero_rows(slabs.caches, np.zeros(0, np.int32))
+    slabs.check()
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+def test_moves_between_the_tiers(backend: KernelBackend, kv_type: str) -> None:
+    """Whole pages and states, bit for bit and in order: places that are left and entered again, runs forwards and backwards."""
+    layout = MemoryLayout(40, 2, 3, 16, 2, 3, 16, 16, 80, 3, 16, kv_type)
+    ops = backend.make()
+    caches = ops.caches(MemoryPlan(layout, num_pages=6, num_rows=3, num_snapshots=4, num_host_pages=8, num_host_snapshots=5))
+    slabs: dict[str, np.ndarray] = {}
+    for number, name in enumerate(("kv", "rows", "snapshots", "host_kv", "host_snapshots")):
+        slab = getattr(caches, name)
+        values = 1000 * number + np.arange(slab.shape[0])[:, None] + np.arange(slab.shape[1]) % 251 / 256
+        slabs[name] = values.astype(slab.dtype)
+        slabs[name][:, ::7] = np.nan
+        if name.startswith("host"):
+            slab[...] = slabs[name]
+        else:
+            backend.write(slab, slabs[name])
+    out, back, snapshot_id, row = MoveKind.PAGE_OUT, MoveKind.PAGE_IN, MoveKind.SNAPSHOT_OUT, MoveKind.ROW_IN
+    steps = [
+        [Move(out, 1, 2), Move(out, 2, 3), Move(out, 3, 4), Move(back, 7, 1), Move(back, 6, 2), Move(back, 5, 3)],
+        [
+            Move(snapshot_id, 3, 0),
+            Move(snapshot_id, 2, 1),
+            Move(row, 1, 2),
+            Move(snapshot_id, 0, 1),
+            Move(row, 1, 0),
+            Move(row, 4, 1),
+        ],
+        [Move(out, 1, 7), Move(back, 7, 5), Move(out, 4, 7), Move(out, 0, 7), Move(back, 7, 4), Move(back, 3, 4)],
+    ]
+    before = 0
+    for number, moves in enumerate(steps):
+        ops.move(caches, StepBatch(moves=moves, moves_before=before))
+        before += len(moves)
+        assert ops.moves_over(all_of_them=number > 0) in ({before} if number else {0, before})
+        for move in moves:
+            source, target = SLABS[move.kind]
+            slabs[target][move.target] = slabs[source][move.source]
+    for name, expected in slabs.items():
+        slab = getattr(caches, name)
+        found = np.asarray(slab) if name.startswith("host") else backend.read(slab)
+        np.testing.assert_array_equal(found.view(np.uint8), expected.view(np.uint8))
