@@ -32,7 +32,7 @@ MAY_IMPORT = {
         "svc.model_loading",
         "svc.http.access",
         "svc.http.address",
-        "svc.compute.runner",
+        "svc.model.arch",
         "svc.gguf",
         "svc.memory.plan",
         "svc.log",
