@@ -3,7 +3,7 @@
 Everything here blocks; the server runs it on a thread of its own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +26,7 @@ from svc.model.arch import load_model
 from svc.model.model_config import ModelConfig
 
 MAX_NAMED_TENSORS = 5  # in the warning about tensors that nothing reads
+MAX_NAMED_TOKENS = 10  # in the warning about control tokens of another type
 TEMPLATE_KEY = "tokenizer.chat_template"
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
@@ -74,8 +75,7 @@ def load(config: Config, logger: Logger, progress: Progress, on_compile: Callabl
 def prepare(config: Config, logger: Logger, on_compile: Callable[[str], None] | None = None) -> PreparedModel:
     """Reads the file's header, chooses the backend and plans the memory. Warns about settings without the expected effect."""
     opened = open_configured(config)
-    tokenizer = read_tokenizer(opened)
-    template = chat_template(config, opened.file, tokenizer)
+    tokenizer, template = _text_side(config, opened, logger)
     ops = choose_ops(config, logger, on_compile)
     plan, too_large = plan_memory_for(config, opened, ops)
     if too_large:
@@ -92,9 +92,24 @@ def plan_memory_for(config: Config, opened: OpenedModel, ops: Ops) -> tuple[Memo
     return plan_caches(config, opened, on_device, available_memory_bytes())
 
 
-def read_tokenizer(opened: OpenedModel) -> Tokenizer:
-    """The file's tokenizer. ModelFileError if it has more tokens than the model has embeddings."""
-    tokenizer = Tokenizer.from_metadata(opened.file.metadata)
+def _text_side(config: Config, opened: OpenedModel, logger: Logger) -> tuple[Tokenizer, ChatTemplate | None]:
+    """Tokenizer and chat template. Control tokens that the file types as text are treated as control tokens, with a warning."""
+    tokenizer = read_tokenizer(opened)
+    template = chat_template(config, opened.file, tokenizer)
+    mistyped = tokenizer.mistyped(template.markers() if template else ())
+    if not mistyped:
+        return tokenizer, template
+    names = ", ".join(mistyped[:MAX_NAMED_TOKENS]) + (", ..." if mistyped[MAX_NAMED_TOKENS:] else "")
+    reason = f"{opened.file.path} does not mark {names} as control tokens: they are treated as such (tokenizer.ggml.token_type)"
+    logger.warning("control_tokens_mistyped", reason=reason)
+    tokenizer = read_tokenizer(opened, mistyped)
+    return tokenizer, chat_template(config, opened.file, tokenizer)
+
+
+def read_tokenizer(opened: OpenedModel, control: Iterable[str] = ()) -> Tokenizer:
+    """The file's tokenizer, tokens spelled as in `control` taken as control tokens. ModelFileError if it has more tokens than the
+    model has embeddings."""
+    tokenizer = Tokenizer.from_metadata(opened.file.metadata, control)
     if tokenizer.num_tokens > opened.config.vocab_size:
         raise ModelFileError(
             f"{opened.file.path}: the tokenizer has {tokenizer.num_tokens} tokens "

@@ -5,8 +5,10 @@ marker character inside whatever could spell a control token; the rendered text 
 (the template's own), and the marker is taken out of the text between them.
 """
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -17,9 +19,10 @@ from svc.http.text.control_guard import ControlGuard, Marker, absent_character, 
 from svc.http.text.messages import Message, normalise_messages, normalise_tools, plain_json
 from svc.http.text.prompt_limit import PromptLimit
 from svc.http.text.template_env import TemplateRefusal, template_environment
-from svc.http.text.tokenizer import Tokenizer
+from svc.http.text.tokenizer import CONTROL_SHAPE, Tokenizer
 from svc.memory.placement import Boundary, BoundaryKind
 
+_BAR_MARKER = re.compile(r"<[|｜][^<>\s]+[|｜]>")
 _UNLIMITED = PromptLimit(sys.maxsize, "messages")
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"})
 
@@ -55,6 +58,11 @@ class ChatTemplate:
 
     def __repr__(self) -> str:
         return f"ChatTemplate({len(self.source)} characters, headers={self._headers})"
+
+    def markers(self) -> frozenset[str]:
+        """Spellings in the template's own text that only a control token can have: `<|...|>` anywhere, and anything in angle or
+        square brackets between an assistant's message and the next one (not `<think>`, which models write themselves)."""
+        return frozenset(_BAR_MARKER.findall(self.source)) | _probe_markers(self)
 
     def render(
         self,
@@ -241,6 +249,17 @@ _PROBE = [
     {"role": "assistant", "content": "probeassistant"},
     {"role": "user", "content": "probeagain"},
 ]
+
+
+def _probe_markers(template: ChatTemplate) -> frozenset[str]:
+    """Of a small conversation: with a system message, else without."""
+    for probe in (_PROBE, _PROBE[1:]):
+        with suppress(RequestError):
+            text = template.render(probe, add_generation_prompt=True)
+            _, _, behind = text.partition(probe[-2]["content"])
+            between, _, _ = behind.partition(probe[-1]["content"])
+            return frozenset([*_BAR_MARKER.findall(text), *CONTROL_SHAPE.findall(between)])
+    return frozenset()
 
 
 def _probe_headers(template: ChatTemplate, tokenizer: Tokenizer) -> _Headers | None:

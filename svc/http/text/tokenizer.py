@@ -29,6 +29,10 @@ _END_TOKENS = (
 )  # end an answer whatever the file's eos_token_id says
 
 
+_OTHER_CONTROL_TOKENS = ("<|im_start|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>")
+CONTROL_SHAPE = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
+
+
 class TokenType(enum.IntEnum):
     """Values of `tokenizer.ggml.token_type`."""
 
@@ -78,14 +82,19 @@ class Tokenizer:
         self._longest = max(map(len, self._bytes), default=1) or 1
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
-        """Build it from a GGUF file's metadata (arrays as lists or numpy arrays); ModelFileError names the key at fault."""
+    def from_metadata(cls, metadata: Mapping[str, Any], control: Iterable[str] = ()) -> "Tokenizer":
+        """Build it from a GGUF file's metadata (arrays as lists or numpy arrays); ModelFileError names the key at fault.
+
+        Tokens spelled as in `control` are control tokens whatever type the file gives them (see `mistyped`).
+        """
         _expect(metadata, "model", ("gpt2",))
         words = PRE_TOKENIZERS[_expect(metadata, "pre", tuple(PRE_TOKENIZERS))]
         tokens = _array(metadata, "tokens", str)
         types = _array(metadata, "token_type", int)
         if not tokens or len(types) != len(tokens):
             raise ModelFileError(f"{_KEY}token_type has {len(types)} entries but {_KEY}tokens has {len(tokens)}")
+        if spelled := frozenset(control):
+            types = [TokenType.CONTROL if text in spelled else kind for text, kind in zip(tokens, types, strict=True)]
         special = {name: _token_id(metadata, f"{name}_token_id", len(tokens)) for name in ("eos", "eot", "bos", "padding")}
         return cls(
             tokens,
@@ -169,6 +178,16 @@ class Tokenizer:
     def token_id(self, text: str) -> int | None:
         """The token spelled `text` in the vocabulary, or None."""
         return self._ids.get(text)
+
+    def mistyped(self, markers: Iterable[str]) -> list[str]:
+        """Control tokens that the file gives another type, in the order of their ids.
+
+        They are `markers` (what the chat template writes), well-known ones, and the file's own begin and end tokens. As text,
+        people could spell them, and the starts of messages would not be found.
+        """
+        own = {self._tokens[i] for i in (*self.eos_ids, self.bos_id) if i is not None}
+        spelled = {*markers, *_END_TOKENS, *_OTHER_CONTROL_TOKENS, *filter(CONTROL_SHAPE.fullmatch, own)}
+        return sorted((spelled & self._ids.keys()) - self.control_tokens.keys(), key=self._ids.__getitem__)
 
     def is_control(self, token_id: int) -> bool:
         """Whether it is of type CONTROL: structure, never shown as text. RequestError as in `token_bytes`."""

@@ -36,6 +36,40 @@ def chat(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(f"{request.param}_chat")
 
 
+# --- control tokens of another type
+
+
+def test_markers_of_a_template(chat: ChatTemplate) -> None:
+    """What only control tokens can spell, of templates in ChatML: not what models write themselves."""
+    markers = chat.markers()
+    assert {"<|im_start|>", "<|im_end|>"} <= markers
+    assert not markers & {"<think>", "</think>", "<tool_call>", "<tool_response>", "<tools>"}
+
+
+TURNS = """{{ bos_token }}{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else 'user' }}
+{{ m.content }}<end_of_turn>
+{% endfor %}{% if add_generation_prompt %}<start_of_turn>model
+<think>{% endif %}"""
+BUILT = "{% for m in messages %}{{ '<|' + m.role + '|>' }}{{ m.content }}</s>{% endfor %}"
+ONLY_USERS = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + TURNS
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (TURNS, {"<start_of_turn>", "<end_of_turn>"}),
+        (ONLY_USERS, {"<start_of_turn>", "<end_of_turn>"}),
+        (BUILT, {"<|system|>", "<|user|>", "<|assistant|>", "</s>"}),
+        ("{% if tools %}<|tool|>{% endif %}{{ messages[0].content }}", {"<|tool|>"}),
+        ("{{ messages[7].content }}", set()),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }} <{{ m.role }}> {% endfor %}", {"<assistant>"}),
+    ],
+)
+def test_markers_of_other_templates(source: str, expected: set[str], tokenizer: Tokenizer) -> None:
+    """Headers without bars, headers put together, a branch that no probe takes, a template that fails."""
+    assert ChatTemplate(source, tokenizer).markers() == expected
+
+
 # --- rendering
 
 

@@ -315,3 +315,29 @@ def test_a_bad_key_is_named(metadata: Any, key: str, value: Any, says: str) -> N
     broken = metadata("tiny", "qwen35") | {f"tokenizer.ggml.{key}": value}
     with pytest.raises(ModelFileError, match=rf"^tokenizer\.ggml\.(?s:.)*{says}"):
         Tokenizer.from_metadata({k: v for k, v in broken.items() if v is not None})
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ({}, ["<|im_end|>"]),
+        ({"eos_token_id": "<eos>", "bos_token_id": "<s>"}, ["<eos>", "<s>", "<|im_end|>"]),
+        ({"eot_token_id": "<eos>"}, ["<eos>", "<|im_end|>"]),
+        ({"eos_token_id": "a"}, ["<|im_end|>"]),
+    ],
+)
+def test_control_tokens_of_another_type(metadata: Any, ids: dict[str, str], expected: list[str]) -> None:
+    """The well-known ones, the file's own begin and end if they look like control tokens, and what the template writes, as far as
+    the vocabulary has them; what has the right type already is not named. A word that ends answers stays a word."""
+    plain = metadata("tiny", "qwen35")
+    tokens, types = plain["tokenizer.ggml.tokens"] + ["<eos>", "<s>", "<turn>"], plain["tokenizer.ggml.token_type"] + [1, 4, 1]
+    types[tokens.index("<|im_end|>")] = 4
+    changed = plain | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    changed |= {f"tokenizer.ggml.{key}": tokens.index(text) for key, text in ids.items()}
+    tokenizer = Tokenizer.from_metadata(changed)
+    assert sorted(tokenizer.mistyped([])) == expected
+    assert sorted(tokenizer.mistyped(["<turn>", "<absent>", "<|im_start|>"])) == sorted([*expected, "<turn>"])
+    repaired = Tokenizer.from_metadata(changed, tokenizer.mistyped(["<turn>"]))
+    assert repaired.mistyped(["<turn>"]) == []
+    assert repaired.decode(repaired.encode("a<turn><|im_end|>", parse_special=False)) == "a<turn><|im_end|>"
+    assert repaired.encode("a<turn>", parse_special=True)[1:] == [tokens.index("<turn>")]
