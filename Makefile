@@ -7,6 +7,7 @@ SHELL := /bin/bash
 MODEL ?=
 PORT ?= 8080
 ARGS ?=
+LLAMA_CPP ?=
 PYTHON ?= python3
 
 VENV := .venv
@@ -59,6 +60,11 @@ test-gpu: $(VENV)/.installed-dev ## the CUDA tests on this machine's NVIDIA GPU 
 	@$(PIP) --editable '.[cuda]'
 	@$(BIN)/python -c 'from svc.compute.cuda.cupy_device import open_cupy_device; print(open_cupy_device())'
 	@$(BIN)/python -m pytest tests/cuda_src tests/kernels tests/compute/cuda -k "cuda and not emulated" $(ARGS)
+
+.PHONY: test-real
+test-real: $(VENV)/.installed-dev ## fetch real models, compare with llama.cpp: LLAMA_CPP=its folder of programs (ARGS= goes to pytest)
+	@$(BIN)/python ops/real_models/fetch.py all
+	@$(BIN)/python -m pytest tests/real --llama-cpp "$(LLAMA_CPP)" $(ARGS)
 
 .PHONY: bench
 bench: $(VENV)/.installed-dev ## run the benchmarks in tests/bench (ARGS= goes to each)

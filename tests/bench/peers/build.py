@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-TARGETS = ("llama-bench", "llama-batched-bench", "llama-server")
+TARGETS = ("llama-bench", "llama-batched-bench", "llama-server", "llama-perplexity")
 
 
 @dataclass(frozen=True, slots=True)

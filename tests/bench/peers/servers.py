@@ -150,6 +150,18 @@ class Server:
             raise RuntimeError(f"{self.name} gave no token")
         return first, prompt_tokens
 
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a request that does not stream. RuntimeError for any status but 200."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        answer = response.read()
+        connection.close()
+        if response.status != 200:
+            raise RuntimeError(f"{self.name}: {response.status} {answer[:500]!r}")
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
     def memory(self) -> dict[str, int]:
         """Bytes in memory: all that the process has mapped and touched, and the part that is not a file's."""
         return resident(Path(f"/proc/{self._process.pid}/status").read_text())
