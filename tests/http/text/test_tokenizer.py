@@ -54,6 +54,16 @@ def test_tiny_vocabularies_agree_with_other_implementations(metadata: Any, name:
         assert tokenizer.decode(case["hf"]) == case["decode_hf"]
 
 
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "default"])
+def test_other_pre_tokenizers_agree_with_llama_cpp(metadata: Any, pre: str) -> None:
+    """The same vocabulary, cut in the other ways."""
+    tokenizer = Tokenizer.from_metadata(metadata("tiny", pre))
+    cases = json.loads((VOCAB / "tiny.llamacpp.json").read_text())
+    assert len(cases) > 200
+    for case in cases:
+        assert tokenizer.encode(case["text"], parse_special=False) == case[pre], case["text"]
+
+
 @settings(deadline=None, max_examples=200)
 @given(text=st.text(max_size=60), parse_special=st.booleans())
 def test_any_text_survives_the_round_trip(tokenizer: Tokenizer, text: str, parse_special: bool) -> None:
