@@ -33,10 +33,14 @@ class Shape:
     gated: bool = True
     page_tokens: int = 16
     kv_type: str = "f16"
+    normed: bool = True
+    biased: bool = False
+    interleaved: bool = False
 
     def __str__(self) -> str:
-        gate = "-gated" if self.gated else ""
-        return f"{self.heads}of{self.kv_heads}x{self.size}r{self.rotary}{gate}-{self.page_tokens}-{self.kv_type}"
+        kinds = {"gated": self.gated, "unnormed": not self.normed, "biased": self.biased, "interleaved": self.interleaved}
+        words = "".join(f"-{kind}" for kind, there in kinds.items() if there)
+        return f"{self.heads}of{self.kv_heads}x{self.size}r{self.rotary}{words}-{self.page_tokens}-{self.kv_type}"
 
     @property
     def layout(self) -> MemoryLayout:
@@ -80,6 +84,8 @@ class Case:
         self.query = self.normal(self.num_tokens, shape.heads, shape.size * (2 if shape.gated else 1))
         self.key, self.value = (self.normal(self.num_tokens, shape.kv_heads, shape.size) for _ in range(2))
         self.query_norm, self.key_norm = (1 + 0.2 * self.normal(shape.size) for _ in range(2))
+        heads = (shape.heads, shape.kv_heads, shape.kv_heads)
+        self.biases = [self.normal(count, shape.size) for count in heads] if shape.biased else None
         angles = self.positions[:, None] * 1e4 ** (-np.arange(0, shape.rotary, 2) / shape.rotary)
         self.cos, self.sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
@@ -127,9 +133,10 @@ class Case:
             rope_sin=put(self.sin),
             plan=plan or plan_attention(self.cu_seqlens, self.positions),
         )
-        norms = (put(self.query_norm), put(self.key_norm))
+        norms = (put(self.query_norm), put(self.key_norm)) if shape.normed else (None, None)
+        biases = map(put, self.biases) if self.biases else (None,) * 3
         sizes = (LAYER, shape.heads, shape.kv_heads, shape.size, shape.rotary, EPSILON, shape.gated)
-        layer = AttentionWeights(*sizes, None, None, None, None, *norms, None)
+        layer = AttentionWeights(*sizes, None, None, None, None, *norms, None, shape.interleaved, *biases)
         slab, out = put(self.slab), device.empty((self.num_tokens, shape.heads * shape.size), np.float32)
         projected = AttentionProjected(put(self.query), put(self.key), put(self.value))
         floats = workspace_floats(layer, step.plan, step.num_sequences)
@@ -142,14 +149,14 @@ class Case:
         slab = self.slab.copy()
         for sequence, (start, _) in enumerate(self.batch):
             if sequence not in self.padding:
-                span = self.span(sequence)
-                self.put(slab, sequence, start, self._turned(self.key, self.key_norm)[span], self.value[span])
+                span, (_, key, value) = self.span(sequence), self._with_biases()
+                self.put(slab, sequence, start, self._turned(key, self.key_norm)[span], value[span])
         return slab
 
     def expected_out(self, slab: Floats) -> Float64:
         """From the keys and values in `slab`: rounding them is not what these tests are about."""
         shape, out = self.shape, np.zeros((self.num_tokens, self.shape.heads, self.shape.size))
-        query, blocks = self._turned(self.query[..., : shape.size], self.query_norm), self.blocks(slab).astype(np.float64)
+        query, blocks = self._turned(self._with_biases()[0], self.query_norm), self.blocks(slab).astype(np.float64)
         for sequence, (start, count) in enumerate(self.batch):
             if sequence in self.padding:
                 continue
@@ -167,9 +174,18 @@ class Case:
             out /= 1 + np.exp(-self.query[..., shape.size :].astype(np.float64))
         return out
 
-    def _turned(self, x: NDArray[np.float32], weight: NDArray[np.float32]) -> Float64:
-        wide = x.astype(np.float64)
-        wide *= weight / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True) + EPSILON)
-        half = self.shape.rotary // 2
-        turned = (wide[..., :half] + 1j * wide[..., half : 2 * half]) * (self.cos + 1j * self.sin.astype(np.float64))[:, None]
-        return np.concatenate([turned.real, turned.imag, wide[..., 2 * half :]], axis=-1)
+    def _with_biases(self) -> list[Float64]:
+        """q, k and v."""
+        projected = (self.query[..., : self.shape.size], self.key, self.value)
+        biases = self.biases or (0, 0, 0)
+        return [x.astype(np.float64) + bias for x, bias in zip(projected, biases, strict=True)]
+
+    def _turned(self, x: Float64, weight: NDArray[np.float32]) -> Float64:
+        wide, half = x.copy(), self.shape.rotary // 2
+        if self.shape.normed:
+            wide *= weight / np.sqrt(np.mean(wide**2, axis=-1, keepdims=True) + EPSILON)
+        pairs = wide[..., : 2 * half]
+        first, second = (pairs[..., ::2], pairs[..., 1::2]) if self.shape.interleaved else (pairs[..., :half], pairs[..., half:])
+        turned = (first + 1j * second) * (self.cos + 1j * self.sin.astype(np.float64))[:, None]
+        first[...], second[...] = turned.real, turned.imag
+        return wide

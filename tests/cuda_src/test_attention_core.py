@@ -30,6 +30,8 @@ SHAPES = [
     Shape(2, 2, 256, 64, page_tokens=48, kv_type="f32"),
     Shape(6, 2, 48, 20, page_tokens=32),  # three heads a group: tokens cross tiles
     Shape(40, 2, 16, 16, gated=False),  # more rows at one token than a warp has
+    Shape(4, 2, 64, 64, gated=False, normed=False, biased=True),  # qwen2
+    Shape(3, 1, 48, 36, gated=False, normed=False, interleaved=True),  # llama, and partly rotary
 ]
 SMALL = Shape(4, 2, 64, 16)
 BATCHES = {
@@ -61,12 +63,13 @@ def test_batches(device: Device, batch: list[tuple[int, int]]) -> None:
 @random_order
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_shapes(device: Device, shape: Shape) -> None:
-    """Ratios of heads, head sizes, partial and full rotary, page sizes and types, with and without gate; both kernels."""
+    """Ratios of heads, head sizes, partial and full rotary, page sizes and types, with and without gate, norms and biases; both
+    kernels."""
     check(Case(shape, [(15, 1), (30, 21), (62, 3)]), device)
 
 
 @checked
-@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[5]], ids=str)
+@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[5], SHAPES[7], SHAPES[8]], ids=str)
 def test_shapes_checked(device: Device, shape: Shape) -> None:
     """No race, no access out of bounds: float32 pages, and rows of a token in two tiles."""
     check(Case(shape, [(15, 1), (30, 21), (62, 3)]), device)

@@ -10,6 +10,7 @@ from tests.real.conftest import messages
 from tests.tolerances import CLEAR_MARGIN
 
 VOCAB = Path(__file__).parents[1] / "data" / "vocab"
+pytestmark = pytest.mark.timeout(7200)  # of a large model on a busy machine
 MAX_TOKENS = 48
 PROMPTS = [
     "What is the capital of France?",

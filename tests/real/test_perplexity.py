@@ -12,6 +12,7 @@ from tests.real.conftest import THREADS, program
 from tests.tolerances import PERPLEXITY_REAL
 
 TEXT = Path(__file__).parents[1] / "data" / "text" / "ppl.txt"
+pytestmark = pytest.mark.timeout(7200)  # of a large model on a busy machine
 CHUNK_TOKENS = 512
 
 
