@@ -71,7 +71,6 @@ HOMES = {
     "asyncio": (
         "svc.http",
         "svc.slots.engine",
-        "svc.slots.stream",
         "svc.compute.worker",
         "svc.app",
         "svc.lifecycle",

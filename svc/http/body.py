@@ -8,8 +8,8 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar
 from aiohttp import web
 
 from svc.http.errors import ApiError, closing, unavailable
-from svc.http.off_loop import TEXT_THREADS
 from svc.http.service import DOOR
+from svc.http.text_threads import TEXT_THREADS
 
 BODIES_HELD = 4  # bodies of the largest size that may be here at once
 UNCOUNTED_BYTES = 2**16  # of each body, so that ordinary requests pass when large ones do not; connections are counted

@@ -8,8 +8,9 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from svc.http.answer import GenerationFailedError
 from svc.http.errors import ApiError, api_error, internal_error, is_our_bug
-from svc.http.generation import Generation, GenerationFailedError
+from svc.http.generation import Generation
 from svc.http.service import LOGGER, METRICS
 
 CLIENT_LEFT = 499  # nginx's number for a client that closed the connection before it had its answer

@@ -45,7 +45,7 @@ class SettingsOut(Struct):
     model: str
 
 
-class NativePieceOut(Struct):
+class NativeChunkOut(Struct):
     """One event of a stream before the last."""
 
     index: int
@@ -55,7 +55,7 @@ class NativePieceOut(Struct):
     id_slot: int
     tokens_predicted: int
     tokens_evaluated: int
-    completion_probabilities: list[Raw] | UnsetType = UNSET  # NativeProbabilityOut
+    completion_probabilities: Raw | UnsetType = UNSET  # list[NativeProbabilityOut]
 
 
 class NativeOut(Struct):
@@ -77,7 +77,7 @@ class NativeOut(Struct):
     stopping_word: str
     tokens_cached: int
     timings: TimingsOut
-    completion_probabilities: list[Raw] | UnsetType = UNSET  # NativeProbabilityOut
+    completion_probabilities: Raw | UnsetType = UNSET  # list[NativeProbabilityOut]
     headrace: HeadraceOut | UnsetType = UNSET
 
 

@@ -1,34 +1,30 @@
 """Answers on their way out: whole, or as a stream of events. What is in them is the dialect's business (endpoints/)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
 from aiohttp import web
 
-from svc.http.errors import CONTENT_TYPE, ApiError, api_error, is_our_bug
-from svc.http.generation import Generation, GenerationFailedError, Piece
+from svc.http.answer import Answer, GenerationFailedError
+from svc.http.errors import CONTENT_TYPE, ApiError, api_error, internal_error, is_our_bug
+from svc.http.generation import Generation
 from svc.http.middleware import RequestScope, scope_of
 from svc.http.service import LOGGER, Service
-from svc.http.sse import EventStream
+from svc.http.sse import EventStream, event
 
 
 class Dialect(Protocol):
-    """How one endpoint writes answers. Every method gives JSON values (Structs); one object lives as long as one request."""
-
-    ends_with_done: bool  # whether a stream's last event is [DONE]
-
-    def add(self, piece: Piece) -> None:
-        """Keeps a piece for `whole`."""
+    """How one endpoint writes answers. It takes what is new of an answer out of `Answer.buffer`; one object per request."""
 
     def whole(self) -> object:
-        """The complete answer, from all pieces kept."""
+        """The complete answer as a JSON value, once all answers have ended well."""
 
-    def chunks(self, piece: Piece) -> Iterator[object]:
-        """The stream events that a piece makes; none while its text is held back."""
+    def news(self, answer: Answer) -> Iterable[bytes]:
+        """The stream events for what is new of an answer; may be none while its text is held back. Nothing waits after its end."""
 
-    def last_chunk(self) -> object | None:
-        """One more event after those of the last piece, if the client asked for what is in it."""
+    def last_events(self) -> Iterable[bytes]:
+        """Those that follow when all answers have ended well."""
 
 
 async def reply(request: web.Request, service: Service, generation: Generation, dialect: Dialect) -> web.StreamResponse:
@@ -42,11 +38,12 @@ async def reply(request: web.Request, service: Service, generation: Generation, 
 
 
 async def _whole(generation: Generation, dialect: Dialect) -> web.Response:
-    while not generation.ended:
-        for piece in await generation.read():
-            if piece.error is not None:
-                raise piece.error
-            dialect.add(piece)
+    num_open = len(generation.answers)
+    while num_open:
+        await generation.inbox.wait()
+        answers = generation.inbox.take()
+        _raise_error(answers)
+        num_open -= len(answers)
     return json_response(dialect.whole())
 
 
@@ -54,36 +51,47 @@ async def _stream(
     request: web.Request, service: Service, generation: Generation, dialect: Dialect, scope: RequestScope
 ) -> web.StreamResponse:
     """Once the stream is open, the status is 200 and a failure becomes its last event."""
-    events = EventStream(request, service.keep_alive_s)
+    events = EventStream(request, service.keep_alive_s, generation.inbox.wake)
     try:
         await events.open()
-        await _send_pieces(events, generation, dialect)
-        await (events.done() if dialect.ends_with_done else events.close())
+        await _send_news(events, generation, dialect)
     except ConnectionResetError:
         scope.client_left = True
     except Exception as error:
         await _send_error(events, request, scope, error)
+    finally:
+        events.release()
     return events.response
 
 
-async def _send_pieces(events: EventStream, generation: Generation, dialect: Dialect) -> None:
-    while not generation.ended:
-        for piece in await generation.read(events.silence_left_s):
-            for chunk in dialect.chunks(piece):
-                await events.send(chunk)
-            if piece.error is not None:
-                raise piece.error
-        if events.silence_left_s == 0:
+async def _send_news(events: EventStream, generation: Generation, dialect: Dialect) -> None:
+    """Whatever came between two turns, of however many answers, is one write."""
+    num_open = len(generation.answers)
+    while num_open:
+        await generation.inbox.wait()
+        answers = generation.inbox.take()
+        ended = [answer for answer in answers if answer.ended]  # later ones have news that are not in `data`
+        num_open -= len(ended)
+        data = b"".join(written for answer in answers for written in dialect.news(answer))
+        if not num_open and all(answer.error is None for answer in ended):
+            return await events.close(data + b"".join(dialect.last_events()))
+        if data:
+            await events.write(data)
+        elif events.ping_is_due:
             await events.ping()
-    last = dialect.last_chunk()
-    if last is not None:
-        await events.send(last)
+        _raise_error(ended)
+
+
+def _raise_error(answers: Iterable[Answer]) -> None:
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
 
 
 async def _send_error(events: EventStream, request: web.Request, scope: RequestScope, error: Exception) -> None:
     """The stream ends with an error event, and without [DONE]: nobody may take the answer for complete."""
     if isinstance(error, GenerationFailedError):
-        answer: ApiError = error.answer(scope.id)
+        answer: ApiError = internal_error(scope.id)
         scope.error = str(error)
     else:
         if is_our_bug(error):
@@ -91,8 +99,7 @@ async def _send_error(events: EventStream, request: web.Request, scope: RequestS
         answer = api_error(error, request, scope.id)
         scope.error = answer.message
     try:
-        await events.send(answer.body())
-        await events.close()
+        await events.close(event(answer.body()))
     except ConnectionResetError:
         scope.client_left = True
 

@@ -8,7 +8,7 @@ import re
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType, field
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from svc.errors import RequestError
 from svc.http.json_scan import check_weight
@@ -238,11 +238,6 @@ class LogprobOut(Struct):
     top_logprobs: list[TopLogprobOut]
 
 
-class ChatLogprobsOut(Struct):
-    content: list[Raw]  # LogprobOut
-    refusal: None = None
-
-
 class MessageOut(Struct):
     content: str
     role: str = "assistant"
@@ -252,8 +247,8 @@ class MessageOut(Struct):
 class ChatChoiceOut(Struct):
     index: int
     message: MessageOut
-    finish_reason: str
-    logprobs: ChatLogprobsOut | None = None
+    finish_reason: str | None
+    logprobs: Raw | None = None  # what logprobs.ChatLogprobs writes
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -279,7 +274,7 @@ class ChatChunkChoiceOut(Struct):
     index: int
     delta: DeltaOut
     finish_reason: str | None = None
-    logprobs: ChatLogprobsOut | None = None
+    logprobs: Raw | None = None  # what logprobs.ChatLogprobs writes
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -296,20 +291,11 @@ class ChatChunkOut(Struct):
     headrace: HeadraceOut | UnsetType = UNSET
 
 
-class CompletionLogprobsOut(Struct):
-    """The old form: four lists, one entry per token. A best list also has the sampled token when it is not among the best."""
-
-    tokens: list[str] = field(default_factory=list)
-    token_logprobs: list[float] = field(default_factory=list)
-    top_logprobs: list[Raw] = field(default_factory=list)  # dict[str, float]
-    text_offset: list[int] = field(default_factory=list)
-
-
 class CompletionChoiceOut(Struct):
     index: int
     text: str
     finish_reason: str | None = None
-    logprobs: CompletionLogprobsOut | None = None
+    logprobs: Raw | None = None  # what logprobs.CompletionLogprobs writes
     prompt_token_ids: list[int] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
 

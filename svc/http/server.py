@@ -10,9 +10,9 @@ from svc.http.access import API_KEYS, CORS, ApiKeys, CorsPolicy, add_cors_header
 from svc.http.address import listening_problem
 from svc.http.body import BODIES, Bodies
 from svc.http.middleware import add_headers, with_errors, with_plain_body, with_scope
-from svc.http.off_loop import TEXT_THREADS, TextThreads
 from svc.http.routes import add_routes
 from svc.http.service import DOOR, LOGGER, METRICS, Door, Readiness
+from svc.http.text_threads import TEXT_THREADS, TextThreads
 from svc.log import Logger
 from svc.metrics import Metrics
 

@@ -16,6 +16,7 @@ from svc.http.text.tokenizer import Tokenizer
 from svc.log import Logger
 from svc.metrics import Metrics
 from svc.slots.engine import EngineState
+from svc.slots.events import Event
 from svc.slots.request import Request
 from svc.slots.stats import EngineStats, SlotView
 from svc.slots.stream import TokenStream
@@ -44,7 +45,7 @@ class EngineApi(Protocol):
 
     def check_room(self, newcomers: int) -> None: ...
 
-    def submit(self, request: Request) -> TokenStream: ...
+    def submit(self, request: Request, on_event: Callable[[Event], None]) -> TokenStream: ...
 
     def stats(self) -> EngineStats: ...
 

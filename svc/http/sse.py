@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
@@ -14,54 +15,87 @@ DONE = b"data: [DONE]\n\n"
 PING = b": keep-alive\n\n"  # an event ends with an empty line; so do comments, or proxies and parsers wait for more
 VANISHED_AFTER_MS = 120_000  # unacknowledged data for so long: the client is gone without a word
 
-_encoder = msgspec.json.Encoder()
+_encode = msgspec.json.Encoder().encode
+
+
+def event(value: object) -> bytes:
+    """A `data:` event with a JSON value (which has no raw newline in it)."""
+    return b"data: " + _encode(value) + b"\n\n"
+
+
+class EventTemplate:
+    """Events that differ in one string: the rest is encoded once."""
+
+    def __init__(self, example: object) -> None:
+        """`example` has HOLE where the string goes, and nowhere else."""
+        self._before, self._behind = event(example).split(_encode(HOLE))
+
+    def fill(self, text: str) -> bytes:
+        return self._before + _encode(text) + self._behind
+
+
+HOLE = "\ue000 here goes the text \ue001"
 
 
 class EventStream:
-    """One SSE response. Owner: the handler that made it. Writing raises ConnectionResetError when the client is gone."""
+    """One SSE response. Owner: the handler that made it. Writing raises ConnectionResetError when the client is gone.
 
-    def __init__(self, request: web.Request, keep_alive_s: float) -> None:
-        self._request = request
-        self._keep_alive_s = keep_alive_s
-        self._clock = asyncio.get_running_loop().time
-        self._last_write_s = self._clock()
+    Writing waits while the client leaves more than about 128 KiB unread (aiohttp's limit and the transport's together).
+    """
+
+    def __init__(self, request: web.Request, keep_alive_s: float, on_silence: Callable[[], None]) -> None:
+        """`on_silence` is called when a comment is due: `ping` then."""
         self.response = web.StreamResponse(headers=HEADERS)
         self.response.content_type = "text/event-stream"
+        self.ping_is_due = False
+        self._request = request
+        self._keep_alive_s = keep_alive_s
+        self._on_silence = on_silence
+        self._loop = asyncio.get_running_loop()
+        self._last_write_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
         """Sends the headers and a first comment, so that proxies and clients know at once that the request is taken."""
         await self.response.prepare(self._request)
         _notice_vanished_peer(self._request)
         await self.ping()
+        self._timer = self._loop.call_later(self._keep_alive_s, self._check_silence)
 
-    @property
-    def silence_left_s(self) -> float:
-        """Seconds until a comment is due."""
-        return max(0.0, self._last_write_s + self._keep_alive_s - self._clock())
+    def release(self) -> None:
+        """Ends the timer, however the stream has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
 
-    async def send(self, event: object) -> None:
-        """One `data:` event with a JSON value (it has no raw newline in it)."""
-        await self._write(b"data: " + _encoder.encode(event) + b"\n\n")
+    async def write(self, events: bytes) -> None:
+        """Complete events, at least one."""
+        await self.response.write(events)
+        self._last_write_s = self._loop.time()
+        self.ping_is_due = False
 
     async def ping(self) -> None:
-        await self._write(PING)
+        await self.write(PING)
 
-    async def done(self) -> None:
-        """The `[DONE]` event; nothing follows."""
-        await self._write(DONE)
-        await self.close()
+    async def close(self, events: bytes = b"") -> None:
+        """The last events; nothing follows."""
+        await self.response.write_eof(events)
 
-    async def close(self) -> None:
-        """Nothing follows, not even `[DONE]`."""
-        await self.response.write_eof()
+    def _check_silence(self) -> None:
+        """The timer is not set anew with every event, but looks when it fires how long the last one is ago."""
+        left_s = self._last_write_s + self._keep_alive_s - self._loop.time()
+        if left_s > _TIMER_GRAIN_S:
+            self._timer = self._loop.call_later(left_s, self._check_silence)
+            return
+        self._timer = self._loop.call_later(self._keep_alive_s, self._check_silence)
+        self.ping_is_due = True
+        self._on_silence()
 
-    async def _write(self, data: bytes) -> None:
-        await self.response.write(data)
-        self._last_write_s = self._clock()
+
+_TIMER_GRAIN_S = 0.001  # of uvloop
 
 
 def _notice_vanished_peer(request: web.Request) -> None:
-    """Lets the kernel give up a connection whose peer no longer answers (a laptop closed, a network gone)."""
+    """Lets the kernel end a connection whose peer no longer answers (a laptop closed, a network gone)."""
     sock = request.transport.get_extra_info("socket") if request.transport else None
     if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6) and hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, VANISHED_AFTER_MS)

@@ -18,7 +18,7 @@ from svc.compute.backend import StepBatch, StepResult
 from svc.errors import DrainingError
 from svc.memory.sequence_cache import SequenceCache
 from svc.slots.batch import StepPlan
-from svc.slots.events import CacheReport, Finished, FinishReason, Timing, Usage
+from svc.slots.events import CacheReport, Event, Finished, FinishReason, Timing, Usage
 from svc.slots.request import Request, Sequence
 from svc.slots.scheduler import Emitted, Scheduler
 from svc.slots.stats import EngineStats, SlotView
@@ -107,14 +107,14 @@ class Engine:
         if self.state is EngineState.FAILED:
             raise DrainingError("the compute device has failed; the server needs a restart")
 
-    def submit(self, request: Request) -> TokenStream:
-        """Queues a request; its events come through the stream. Raises QueueFullError, DrainingError or RequestError."""
+    def submit(self, request: Request, on_event: Callable[[Event], None]) -> TokenStream:
+        """Queues a request; `on_event` is called with each of its events. Raises QueueFullError, DrainingError or RequestError."""
         self._check_open()
         now = self._clock()
         sequence = self._scheduler.submit(request, now)
         if self._idle.is_set():
             self.last_progress_s = now  # what was idle until now has not been stalled
-        stream = TokenStream(request.id, lambda: self._cancel(sequence))
+        stream = TokenStream(request.id, on_event, lambda: self._cancel(sequence))
         self._streams[sequence] = stream
         self._idle.clear()
         self._wake.set()

@@ -10,7 +10,7 @@ from svc.errors import RequestError
 from svc.memory.stats import CacheStats
 from svc.memory.stats import Counters as CacheCounters
 from svc.slots.engine import EngineState
-from svc.slots.events import CacheReport, Finished, FinishReason, Timing, TokenEvent, Usage
+from svc.slots.events import CacheReport, Event, Finished, FinishReason, Timing, TokenEvent, Usage
 from svc.slots.request import Request
 from svc.slots.stats import Counters, EngineStats, SlotView
 from svc.slots.stream import TokenStream
@@ -87,10 +87,10 @@ class FakeEngine:
     def check_room(self, newcomers: int) -> None:
         """There is room; see `refusal`."""
 
-    def submit(self, request: Request) -> TokenStream:
+    def submit(self, request: Request, on_event: Callable[[Event], None]) -> TokenStream:
         if self.refusal is not None:
             raise self.refusal
-        stream = TokenStream(request.id, lambda: self._cancel(sequence))
+        stream = TokenStream(request.id, on_event, lambda: self._cancel(sequence))
         sequence = FakeSequence(request, stream, self._cached(request), self._ended)
         self.sequences.append(sequence)
         self.submitted.put_nowait(sequence)

@@ -257,10 +257,10 @@ async def test_refusal_of_one_choice_leaves_none_behind() -> None:
     engine = FakeEngine()
     submit = engine.submit
 
-    def refuse_third(request: Any) -> Any:
+    def refuse_third(request: Any, on_event: Any) -> Any:
         if request.choice == 2:
             raise QueueFullError("the queue is full", retry_after_s=1)
-        return submit(request)
+        return submit(request, on_event)
 
     engine.submit = refuse_third  # type: ignore[method-assign]
     async with serving(engine) as at:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from svc.http.off_loop import INLINE_BYTES
 from svc.http.text.chat_template import PromptTokens
+from svc.http.text_threads import INLINE_BYTES
 from svc.slots.events import FinishReason
 from tests.fakes.fake_engine import FakeEngine, FakeSequence
 from tests.http.harness import Harness, service_of, serving
@@ -39,15 +39,20 @@ def request_bytes(path: str, body: dict[str, Any]) -> bytes:
     return head.encode() + data
 
 
+def tasks_of_requests() -> list[asyncio.Task[Any]]:
+    """All tasks but the test's own."""
+    return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+
 async def submitted(at: Harness, number: int) -> list[FakeSequence]:
     return [await at.engine.submitted.get() for _ in range(number)]
 
 
 async def assert_all_gone(at: Harness, number: int) -> None:
-    """All `number` sequences were cancelled, the request was logged as left by its client, and no reader task lives on."""
+    """All `number` sequences were cancelled, the request was logged as left by its client, and no task of it lives on."""
     cancelled = {id(await at.engine.cancelled.get()) for _ in range(number)}
     assert cancelled == {id(sequence) for sequence in at.engine.sequences}
-    while any(task.get_name().startswith("read ") for task in asyncio.all_tasks()) or not at.log_lines():  # noqa: ASYNC110
+    while tasks_of_requests() or not at.log_lines():  # noqa: ASYNC110
         await asyncio.sleep(0)  # a turn of the loop: the tasks are not ours to wait for
     (line,) = at.log_lines()
     assert line["status"] == 499

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from svc.http.off_loop import INLINE_BYTES, LONG_BYTES, TextThreads
 from svc.http.text.chat_template import ChatTemplate
 from svc.http.text.tokenizer import Tokenizer
+from svc.http.text_threads import INLINE_BYTES, LONG_BYTES, TextThreads
 from svc.slots.events import FinishReason
 from tests.fakes.fake_engine import FakeEngine, saying
 from tests.fakes.fake_text import IM_END, ids

@@ -13,10 +13,10 @@ from svc.memory.plan import MemoryPlan
 from svc.memory.sequence_cache import SequenceCache
 from svc.slots.budget import ChunkBudget
 from svc.slots.engine import MAX_FAILED_STEPS, Engine, EngineState
-from svc.slots.events import Finished, FinishReason, TokenEvent, TokenText
+from svc.slots.events import Finished, FinishReason, TokenText
 from svc.slots.request import Request
 from svc.slots.scheduler import Scheduler
-from svc.slots.stream import TokenStream
+from tests.fakes.event_reader import EventReader
 from tests.fakes.fake_backend import FakeBackend, expected_answer
 from tests.slots.harness import GREEDY, layout
 
@@ -81,9 +81,9 @@ class Bench:
             probe=PROBE,
         )
 
-    def submit(self, length: int = 50, max_tokens: int = 5, seed: int = 0) -> TokenStream:
+    def submit(self, length: int = 50, max_tokens: int = 5, seed: int = 0) -> EventReader:
         prompt = tuple(random.Random(seed).choices(range(1000), k=length))
-        return self.engine.submit(Request(id=f"r{seed}", prompt=prompt, max_tokens=max_tokens, params=GREEDY))
+        return EventReader(self.engine, Request(id=f"r{seed}", prompt=prompt, max_tokens=max_tokens, params=GREEDY))
 
     async def settle(self) -> None:
         """Drains, stops and proves that nothing is held."""
@@ -99,16 +99,12 @@ def expected(length: int = 50, max_tokens: int = 5, seed: int = 0) -> list[int]:
     return expected_answer(random.Random(seed).choices(range(1000), k=length), max_tokens)
 
 
-async def tokens_of(stream: TokenStream) -> list[int]:
-    return [event.token async for event in stream if isinstance(event, TokenEvent)]
-
-
 async def test_streams_carry_their_own_answers() -> None:
     """Several at once: each stream gets its tokens in order and one end; on_finished is called once for each."""
     bench = Bench()
     await bench.engine.start()
     streams = [bench.submit(40 + seed, seed=seed) for seed in range(7)]
-    answers = await asyncio.gather(*(tokens_of(stream) for stream in streams))
+    answers = await asyncio.gather(*(stream.tokens() for stream in streams))
     assert answers == [expected(40 + seed, seed=seed) for seed in range(7)]
     assert len(bench.ended) == 7
     await bench.settle()
@@ -123,12 +119,12 @@ async def test_cancel_at_every_await(turns: int) -> None:
     async def read() -> None:
         stream = bench.submit(60)
         try:
-            await tokens_of(stream)
+            await stream.tokens()
         finally:
             stream.cancel()
 
     reader = asyncio.create_task(read())
-    other = asyncio.create_task(tokens_of(bench.submit(30, seed=1)))
+    other = asyncio.create_task(bench.submit(30, seed=1).tokens())
     for _ in range(turns):
         await asyncio.sleep(0)
     reader.cancel()
@@ -157,17 +153,6 @@ async def test_a_cancelled_stream_ends_at_once() -> None:
     assert len(bench.ended) == 1
 
 
-async def test_wait_times_out_for_keep_alives() -> None:
-    """`wait` gives False when nothing came in time and True as soon as something is there."""
-    bench = Bench()
-    stream = bench.submit()
-    assert not await stream.wait(timeout_s=0)
-    await bench.engine.start()
-    assert await stream.wait(timeout_s=60)
-    await tokens_of(stream)
-    await bench.settle()
-
-
 async def test_drain_lets_running_ones_finish_and_refuses_new_ones() -> None:
     """SIGTERM: what was accepted is answered in full, waiting ones too."""
     bench = Bench()
@@ -179,7 +164,7 @@ async def test_drain_lets_running_ones_finish_and_refuses_new_ones() -> None:
         bench.submit()
     assert bench.engine.state is EngineState.DRAINING
     await draining
-    assert [await tokens_of(stream) for stream in streams] == [expected(seed=seed) for seed in range(9)]
+    assert [await stream.tokens() for stream in streams] == [expected(seed=seed) for seed in range(9)]
     await bench.settle()
 
 
@@ -205,10 +190,10 @@ async def test_a_failing_step_ends_its_requests_with_an_error() -> None:
     await bench.engine.start()
     bench.backend.fail_next = RuntimeError("device lost")
     stream = bench.submit()
-    await tokens_of(stream)
+    await stream.tokens()
     assert stream.finished is not None
     assert (stream.finished.reason, "device lost" in (stream.finished.error or "")) == (FinishReason.ERROR, True)
-    assert await tokens_of(bench.submit()) == expected()
+    assert await bench.submit().tokens() == expected()
     assert [str(error) for error in bench.errors] == ["device lost"]
     assert bench.engine.state is EngineState.READY
     await bench.settle()
@@ -229,14 +214,14 @@ async def test_a_step_that_fails_at_any_moment(moment: int) -> None:
     bench.backend.fail_when = fail
     await bench.engine.start()
     streams = [bench.submit(20 + seed, max_tokens=4 + seed, seed=seed) for seed in range(6)]  # more than there are slots
-    answers = await asyncio.gather(*(tokens_of(stream) for stream in streams))
+    answers = await asyncio.gather(*(stream.tokens() for stream in streams))
     for seed, (stream, answer) in enumerate(zip(streams, answers, strict=True)):
         assert stream.finished is not None
         whole = expected(20 + seed, 4 + seed, seed)
         assert answer == (whole if stream.finished.reason is FinishReason.LENGTH else whole[: len(answer)])
     assert [str(error) for error in bench.errors] == ["device lost"]
     assert 1 <= sum(finished.reason is FinishReason.ERROR for _, finished in bench.ended) <= 4
-    assert await tokens_of(bench.submit()) == expected()
+    assert await bench.submit().tokens() == expected()
     assert bench.engine.state is EngineState.READY
     await bench.settle()
 
@@ -252,7 +237,7 @@ async def test_the_next_step_is_submitted_while_one_runs() -> None:
         await asyncio.sleep(0)
     assert bench.worker.num_submitted == 2
     bench.worker.gate.set()
-    assert await tokens_of(stream) == expected(20, 6)
+    assert await stream.tokens() == expected(20, 6)
     assert bench.worker.most_at_once == 2
     await bench.settle()
 
@@ -263,7 +248,7 @@ async def test_a_device_that_fails_every_step_is_given_up() -> None:
     bench.backend.fail_when = lambda batch: True
     await bench.engine.start()
     for _ in range(MAX_FAILED_STEPS):
-        await tokens_of(bench.submit())
+        await bench.submit().tokens()
     for _ in range(5):
         await asyncio.sleep(0)  # the probe
     with pytest.raises(DrainingError, match="failed"):
@@ -278,8 +263,8 @@ async def test_requests_that_fail_every_time_do_not_take_the_server_down() -> No
     bench.backend.fail_when = lambda batch: batch.num_tokens > 20
     await bench.engine.start()
     for _ in range(2 * MAX_FAILED_STEPS):
-        assert await tokens_of(bench.submit(50)) == []
-    assert await tokens_of(bench.submit(20)) == expected(20)
+        assert await bench.submit(50).tokens() == []
+    assert await bench.submit(20).tokens() == expected(20)
     assert bench.engine.state is EngineState.READY
     await bench.settle()
 
@@ -293,9 +278,9 @@ async def test_a_bug_in_the_bookkeeping_ends_all_streams() -> None:
         raise ZeroDivisionError
 
     request = Request(id="bad", prompt=(1, 2, 3), max_tokens=3, params=GREEDY, on_token=explode)
-    bad, other = bench.engine.submit(request), bench.submit(300)
+    bad, other = EventReader(bench.engine, request), bench.submit(300)
     for stream in (bad, other):
-        await tokens_of(stream)
+        await stream.tokens()
         assert stream.finished is not None
         assert stream.finished.reason is FinishReason.ERROR
     assert bench.engine.state is EngineState.FAILED

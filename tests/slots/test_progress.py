@@ -6,7 +6,7 @@ from svc.slots.budget import ChunkBudget
 from svc.slots.engine import Engine
 from svc.slots.request import Request
 from svc.slots.scheduler import Scheduler
-from svc.slots.stream import TokenStream
+from tests.fakes.event_reader import EventReader
 from tests.fakes.fake_backend import FakeBackend
 from tests.slots.harness import GREEDY, layout
 from tests.slots.test_engine import LoopWorker
@@ -22,8 +22,8 @@ async def test_idle_time_is_no_stall() -> None:
     engine = Engine(scheduler, worker, cache, clock=lambda: now)
     await engine.start()
 
-    def submit(name: str) -> TokenStream:
-        return engine.submit(Request(id=name, prompt=tuple(range(20)), max_tokens=2, params=GREEDY))
+    def submit(name: str) -> EventReader:
+        return EventReader(engine, Request(id=name, prompt=tuple(range(20)), max_tokens=2, params=GREEDY))
 
     worker.gate.clear()
     now = 1000.0

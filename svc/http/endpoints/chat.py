@@ -2,17 +2,17 @@
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, UnsetType
 
 from svc.errors import RequestError
+from svc.http.answer import Answer, AnswerBuffer, TextDelta
 from svc.http.body import with_body
 from svc.http.fields import blaming
-from svc.http.generation import Answer, Generation, Piece
-from svc.http.logprobs import chat_logprobs
+from svc.http.generation import Generation
+from svc.http.logprobs import ChatLogprobs
 from svc.http.middleware import scope_of
 from svc.http.options import GenerationOptions, chat_options
 from svc.http.reply import json_response, reply
@@ -23,24 +23,30 @@ from svc.http.schema import (
     ChatChunkChoiceOut,
     ChatChunkOut,
     ChatIn,
-    ChatLogprobsOut,
     ChatOut,
     DeltaOut,
     MessageOut,
     decode,
 )
 from svc.http.service import DOOR, Service
+from svc.http.sse import DONE, HOLE, EventTemplate, event
 from svc.http.template_variables import template_variables
 from svc.http.text.chat_template import ChatTemplate, PromptTokens
 from svc.http.text.prompt_limit import PromptLimit
-from svc.slots.events import TokenEvent
+from svc.http.timings import timings_of
 
 
 async def create(request: web.Request) -> web.StreamResponse:
     service = request.app[DOOR].service
     options, prompt = await with_body(request, _prepare, service)
-    generation = Generation(service, f"chatcmpl-{uuid.uuid4().hex}", [prompt], options, scope_of(request).arrival_s)
+    generation = Generation(
+        service, f"chatcmpl-{uuid.uuid4().hex}", [prompt], options, scope_of(request).arrival_s, lambda: _buffer(service, options)
+    )
     return await reply(request, service, generation, ChatDialect(service, generation))
+
+
+def _buffer(service: Service, options: GenerationOptions) -> AnswerBuffer:
+    return AnswerBuffer(ChatLogprobs(service.tokenizer) if options.logprobs else None, options.return_token_ids)
 
 
 def _prepare(raw: bytearray, service: Service) -> tuple[GenerationOptions, PromptTokens]:
@@ -84,25 +90,14 @@ def _rendering(body: ChatIn | ApplyTemplateIn) -> dict[str, Any]:
 class ChatDialect:
     """Chat answers: whole messages, or chunks of deltas that begin with the role."""
 
-    ends_with_done = True
-
     def __init__(self, service: Service, generation: Generation) -> None:
         self._service = service
         self._generation = generation
         self._options: GenerationOptions = generation.options
-        self._kept: dict[int, _Kept] = {}
-        self._unsent: dict[int, list[TokenEvent]] = {}  # tokens whose text is held back, for the next chunk's logprobs
+        self._plain = not (self._options.logprobs or self._options.return_token_ids)  # chunks have text and nothing else
+        self._texts: dict[int, EventTemplate] = {}  # by the answer's index, from its beginning on
 
     # -- whole ------------------------------------------------------------------------------------------------------------------
-    def add(self, piece: Piece) -> None:
-        kept = self._kept.setdefault(piece.answer.index, _Kept())
-        kept.texts.append(piece.text)
-        kept.finish_reason = piece.finish_reason or kept.finish_reason
-        if self._options.return_token_ids:
-            kept.token_ids += [event.token for event in piece.tokens]
-        if self._options.logprobs:
-            kept.logprobs += chat_logprobs(piece.tokens, self._service.tokenizer)
-
     def whole(self) -> ChatOut:
         return ChatOut(
             id=self._generation.id,
@@ -117,48 +112,53 @@ class ChatDialect:
         )
 
     def _choice(self, answer: Answer) -> ChatChoiceOut:
-        kept = self._kept[answer.index]
+        delta = answer.buffer.take()
         return ChatChoiceOut(
             index=answer.index,
-            message=MessageOut("".join(kept.texts)),
-            finish_reason=kept.finish_reason,
-            logprobs=ChatLogprobsOut(kept.logprobs) if self._options.logprobs else None,
-            token_ids=kept.token_ids if self._options.return_token_ids else UNSET,
+            message=MessageOut(delta.content),
+            finish_reason=answer.finish_reason,
+            logprobs=delta.logprobs,
+            token_ids=self._token_ids(delta),
         )
 
     # -- stream -----------------------------------------------------------------------------------------------------------------
-    def chunks(self, piece: Piece) -> Iterator[ChatChunkOut]:
-        index = piece.answer.index
-        if index not in self._unsent:
-            self._unsent[index] = []
-            yield self._opening(piece.answer)
-        tokens = self._unsent[index]
-        tokens += piece.tokens
-        if piece.text or (piece.finish_reason and tokens and (self._options.logprobs or self._options.return_token_ids)):
-            self._unsent[index] = []
-            yield self._chunk(
-                ChatChunkChoiceOut(
-                    index, DeltaOut(content=piece.text), logprobs=self._logprobs(tokens), token_ids=self._token_ids(tokens)
-                )
-            )
-        if piece.finish_reason:
-            end = self._chunk(ChatChunkChoiceOut(index, DeltaOut(), finish_reason=piece.finish_reason))
-            end.timings = piece.answer.timings()
-            yield end
+    def news(self, answer: Answer) -> Iterator[bytes]:
+        index, reason = answer.index, answer.finish_reason
+        if index not in self._texts:
+            yield event(self._opening(answer))
+            self._texts[index] = EventTemplate(self._chunk(ChatChunkChoiceOut(index, DeltaOut(content=HOLE))))
+        if answer.buffer.parts or (reason and not self._plain):
+            yield self._text(index, answer.buffer.take())
+        if reason:
+            yield event(self._end(answer))
 
     def _opening(self, answer: Answer) -> ChatChunkOut:
         chunk = self._chunk(ChatChunkChoiceOut(answer.index, DeltaOut(role="assistant", content="")))
         chunk.prompt_token_ids = self._prompt_ids(answer)
         return chunk
 
-    def last_chunk(self) -> ChatChunkOut | None:
-        if not (self._options.include_usage or self._options.cache_report):
-            return None
-        chunk = self._chunk()
-        chunk.usage = self._generation.usage() if self._options.include_usage else UNSET
-        chunk.timings = self._generation.timings()
-        chunk.headrace = self._generation.report() or UNSET
+    def _text(self, index: int, delta: TextDelta) -> bytes:
+        if self._plain:
+            return self._texts[index].fill(delta.content)
+        choice = ChatChunkChoiceOut(
+            index, DeltaOut(content=delta.content), logprobs=delta.logprobs, token_ids=self._token_ids(delta)
+        )
+        return event(self._chunk(choice))
+
+    def _end(self, answer: Answer) -> ChatChunkOut:
+        assert answer.finished is not None
+        chunk = self._chunk(ChatChunkChoiceOut(answer.index, DeltaOut(), finish_reason=answer.finish_reason))
+        chunk.timings = timings_of(answer.finished)
         return chunk
+
+    def last_events(self) -> Iterator[bytes]:
+        if self._options.include_usage or self._options.cache_report:
+            chunk = self._chunk()
+            chunk.usage = self._generation.usage() if self._options.include_usage else UNSET
+            chunk.timings = self._generation.timings()
+            chunk.headrace = self._generation.report() or UNSET
+            yield event(chunk)
+        yield DONE
 
     def _chunk(self, *choices: ChatChunkChoiceOut) -> ChatChunkOut:
         return ChatChunkOut(
@@ -171,21 +171,8 @@ class ChatDialect:
         )
 
     # -- both -------------------------------------------------------------------------------------------------------------------
-    def _logprobs(self, tokens: list[TokenEvent]) -> ChatLogprobsOut | None:
-        return ChatLogprobsOut(chat_logprobs(tokens, self._service.tokenizer)) if self._options.logprobs else None
-
-    def _token_ids(self, tokens: list[TokenEvent]) -> list[int] | UnsetType:
-        return [event.token for event in tokens] if self._options.return_token_ids else UNSET
+    def _token_ids(self, delta: TextDelta) -> list[int] | UnsetType:
+        return delta.token_ids if self._options.return_token_ids else UNSET
 
     def _prompt_ids(self, answer: Answer) -> list[int] | UnsetType:
         return list(answer.prompt.ids) if self._options.return_token_ids else UNSET
-
-
-@dataclass(slots=True)
-class _Kept:
-    """One answer so far."""
-
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[Raw] = field(default_factory=list)
-    finish_reason: str = ""

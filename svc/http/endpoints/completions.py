@@ -7,29 +7,32 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from svc.errors import RequestError
+from svc.http.answer import Answer, AnswerBuffer
 from svc.http.body import with_body
-from svc.http.generation import Answer, Generation, Piece
+from svc.http.generation import Generation
 from svc.http.logprobs import CompletionLogprobs
 from svc.http.middleware import scope_of
 from svc.http.options import GenerationOptions, completion_options
 from svc.http.prompts import NamedPrompt, check_number, encode_prompts
 from svc.http.reply import reply
-from svc.http.schema import (
-    CompletionChoiceOut,
-    CompletionIn,
-    CompletionLogprobsOut,
-    CompletionOut,
-    decode,
-)
+from svc.http.schema import CompletionChoiceOut, CompletionIn, CompletionOut, decode
 from svc.http.service import DOOR, Service
+from svc.http.sse import DONE, HOLE, EventTemplate, event
 from svc.http.text.chat_template import PromptTokens
+from svc.http.timings import timings_of
 
 
 async def create(request: web.Request) -> web.StreamResponse:
     service = request.app[DOOR].service
     options, prompts, echo = await with_body(request, _prepare, service)
-    generation = Generation(service, f"cmpl-{uuid.uuid4().hex}", prompts, options, scope_of(request).arrival_s)
+    generation = Generation(
+        service, f"cmpl-{uuid.uuid4().hex}", prompts, options, scope_of(request).arrival_s, lambda: _buffer(service, options)
+    )
     return await reply(request, service, generation, CompletionDialect(service, generation, echo=echo))
+
+
+def _buffer(service: Service, options: GenerationOptions) -> AnswerBuffer:
+    return AnswerBuffer(CompletionLogprobs(service.tokenizer) if options.logprobs else None, options.return_token_ids)
 
 
 def _prepare(raw: bytearray, service: Service) -> tuple[GenerationOptions, list[PromptTokens], bool]:
@@ -58,61 +61,56 @@ def _split(prompt: str | list[str | int | list[int]]) -> list[NamedPrompt]:
 
 
 class CompletionDialect:
-    """Text answers. Choice `i` belongs to prompt `i // n`. A stream's chunks look like the whole, with pieces of text."""
-
-    ends_with_done = True
+    """Text answers. Choice `i` belongs to prompt `i // n`. A stream's chunks look like the whole, each with the next text."""
 
     def __init__(self, service: Service, generation: Generation, *, echo: bool) -> None:
         self._service = service
         self._generation = generation
         self._options: GenerationOptions = generation.options
         self._echo = echo
-        self._progress: dict[int, _Progress] = {}
+        self._plain = not (self._options.logprobs or self._options.return_token_ids)  # chunks have text and nothing else
+        self._texts: dict[int, EventTemplate] = {}  # by the answer's index, from its first chunk on
 
     # -- whole ------------------------------------------------------------------------------------------------------------------
-    def add(self, piece: Piece) -> None:
-        self._of(piece.answer).add(piece)
-
     def whole(self) -> CompletionOut:
-        whole = self._chunk(*(self._take(answer, first=True) for answer in self._generation.answers))
+        whole = self._chunk(*(self._choice(answer, first=True) for answer in self._generation.answers))
         whole.usage = self._generation.usage()
         whole.timings = self._generation.timings()
         whole.headrace = self._generation.report() or UNSET
         return whole
 
     # -- stream -----------------------------------------------------------------------------------------------------------------
-    def chunks(self, piece: Piece) -> Iterator[CompletionOut]:
-        progress = self._of(piece.answer)
-        progress.add(piece)
-        if progress.text or progress.finish_reason:
-            chunk = self._chunk(self._take(piece.answer, first=not progress.begun))
-            if piece.finish_reason:
-                chunk.timings = piece.answer.timings()
-            yield chunk
+    def news(self, answer: Answer) -> Iterator[bytes]:
+        index, begun = answer.index, answer.index in self._texts
+        if not (answer.buffer.parts or answer.finish_reason or (self._echo and not begun)):
+            return
+        if not begun:
+            self._texts[index] = EventTemplate(self._chunk(CompletionChoiceOut(index, HOLE)))
+        if begun and self._plain and not answer.finish_reason:
+            yield self._texts[index].fill(answer.buffer.take().content)
+            return
+        chunk = self._chunk(self._choice(answer, first=not begun))
+        if answer.finish_reason and answer.finished:
+            chunk.timings = timings_of(answer.finished)
+        yield event(chunk)
 
-    def last_chunk(self) -> CompletionOut | None:
-        if not (self._options.include_usage or self._options.cache_report):
-            return None
-        chunk = self._chunk()
-        chunk.usage = self._generation.usage() if self._options.include_usage else UNSET
-        chunk.timings = self._generation.timings()
-        chunk.headrace = self._generation.report() or UNSET
-        return chunk
+    def last_events(self) -> Iterator[bytes]:
+        if self._options.include_usage or self._options.cache_report:
+            chunk = self._chunk()
+            chunk.usage = self._generation.usage() if self._options.include_usage else UNSET
+            chunk.timings = self._generation.timings()
+            chunk.headrace = self._generation.report() or UNSET
+            yield event(chunk)
+        yield DONE
 
     # -- both -------------------------------------------------------------------------------------------------------------------
-    def _of(self, answer: Answer) -> "_Progress":
-        if answer.index not in self._progress:
-            echoed = self._service.tokenizer.decode_known(answer.prompt.ids) if self._echo else ""
-            logprobs = CompletionLogprobs(self._service.tokenizer) if self._options.logprobs else None
-            self._progress[answer.index] = _Progress(echoed, logprobs)
-        return self._progress[answer.index]
-
-    def _take(self, answer: Answer, *, first: bool) -> CompletionChoiceOut:
-        """What came since the last call, as a choice."""
-        text, tokens, logprobs, reason = self._of(answer).take()
-        ids: list[int] | UnsetType = tokens if self._options.return_token_ids else UNSET
+    def _choice(self, answer: Answer, *, first: bool) -> CompletionChoiceOut:
+        """What came since the last call; at `first` with what belongs in front of it."""
+        delta = answer.buffer.take()
+        echoed = self._service.tokenizer.decode_known(answer.prompt.ids) if self._echo and first else ""
+        ids: list[int] | UnsetType = delta.token_ids if self._options.return_token_ids else UNSET
         prompt_ids: list[int] | UnsetType = list(answer.prompt.ids) if self._options.return_token_ids and first else UNSET
-        return CompletionChoiceOut(answer.index, text, reason, logprobs, prompt_ids, ids)
+        return CompletionChoiceOut(answer.index, echoed + delta.content, answer.finish_reason, delta.logprobs, prompt_ids, ids)
 
     def _chunk(self, *choices: CompletionChoiceOut) -> CompletionOut:
         return CompletionOut(
@@ -123,26 +121,3 @@ class CompletionDialect:
             choices=list(choices),
             usage=None if self._options.include_usage else UNSET,
         )
-
-
-class _Progress:
-    """What one answer has that was not sent yet."""
-
-    def __init__(self, echoed: str, logprobs: CompletionLogprobs | None) -> None:
-        self.text = echoed
-        self.finish_reason: str | None = None
-        self.begun = False
-        self._tokens: list[int] = []
-        self._logprobs = logprobs
-
-    def add(self, piece: Piece) -> None:
-        self.text += piece.text
-        self._tokens += [event.token for event in piece.tokens]
-        if self._logprobs:
-            self._logprobs.add(piece.tokens)
-        self.finish_reason = piece.finish_reason
-
-    def take(self) -> tuple[str, list[int], CompletionLogprobsOut | None, str | None]:
-        text, tokens = self.text, self._tokens
-        self.text, self._tokens, self.begun = "", [], True
-        return text, tokens, self._logprobs.take() if self._logprobs else None, self.finish_reason

@@ -9,19 +9,21 @@ from aiohttp import web
 from msgspec import UNSET, Raw
 
 from svc.errors import RequestError
+from svc.http.answer import Answer, AnswerBuffer, TextDelta
 from svc.http.body import with_body
 from svc.http.fields import shown
-from svc.http.generation import Answer, Generation, Piece
-from svc.http.logprobs import native_probabilities
+from svc.http.generation import Generation
+from svc.http.logprobs import NativeProbabilities
 from svc.http.middleware import scope_of
-from svc.http.native_schema import NativeOut, NativePieceOut, SettingsOut
+from svc.http.native_schema import NativeChunkOut, NativeOut, SettingsOut
 from svc.http.options import GenerationOptions, native_options
 from svc.http.prompts import NamedPrompt, check_number, encode_prompts
 from svc.http.reply import reply
 from svc.http.schema import JsonObject, NativeIn, decode
 from svc.http.service import DOOR, Service
+from svc.http.sse import event
 from svc.http.text.chat_template import PromptTokens
-from svc.http.text.tokenizer import Tokenizer
+from svc.http.timings import timings_of
 
 NO_SLOT = -1  # which slot an answer gets is the scheduler's business, and may change on the way
 
@@ -29,7 +31,12 @@ NO_SLOT = -1  # which slot an answer gets is the scheduler's business, and may c
 async def create(request: web.Request) -> web.StreamResponse:
     service = request.app[DOOR].service
     body, options, prompts = await with_body(request, _prepare, service)
-    generation = Generation(service, f"completion-{uuid.uuid4().hex}", prompts, options, scope_of(request).arrival_s)
+    keep_ids = options.stream or bool(body.return_tokens or body.return_token_ids)
+
+    def new_buffer() -> AnswerBuffer:
+        return AnswerBuffer(NativeProbabilities(service.tokenizer) if options.logprobs else None, keep_ids)
+
+    generation = Generation(service, f"completion-{uuid.uuid4().hex}", prompts, options, scope_of(request).arrival_s, new_buffer)
     return await reply(request, service, generation, NativeDialect(service, generation, body))
 
 
@@ -71,61 +78,49 @@ def settings(service: Service, options: GenerationOptions, *, ignore_eos: bool) 
 class NativeDialect:
     """One object per answer; several prompts or choices make a list of them, and events that tell them apart by `index`."""
 
-    ends_with_done = False
-
     def __init__(self, service: Service, generation: Generation, body: NativeIn) -> None:
         self._service = service
         self._generation = generation
-        self._options = generation.options
-        self._return_tokens = bool(body.return_tokens or body.return_token_ids)
         self._fields = body.response_fields
         self._settings = settings(service, generation.options, ignore_eos=bool(body.ignore_eos))
-        self._unsent: dict[int, _Unsent] = {}
 
     # -- whole ------------------------------------------------------------------------------------------------------------------
-    def add(self, piece: Piece) -> None:
-        self._of(piece.answer).add(piece)
-
     def whole(self) -> object:
-        answers = [self._end(answer, *self._of(answer).take()) for answer in self._generation.answers]
+        answers = [self._end(answer, answer.buffer.take()) for answer in self._generation.answers]
         return answers if len(answers) > 1 else answers[0]
 
     # -- stream -----------------------------------------------------------------------------------------------------------------
-    def chunks(self, piece: Piece) -> Iterator[object]:
-        unsent = self._of(piece.answer)
-        unsent.add(piece)
-        if unsent.text or (piece.finish_reason and unsent.tokens):
-            text, tokens, probabilities = unsent.take()
-            yield NativePieceOut(
-                index=piece.answer.index,
-                content=text,
-                tokens=tokens,
-                stop=False,
-                id_slot=NO_SLOT,
-                tokens_predicted=unsent.num_tokens,
-                tokens_evaluated=len(piece.answer.prompt.ids),
-                completion_probabilities=probabilities or UNSET,
-            )
-        if piece.finish_reason:
-            yield self._end(piece.answer, "", [], [])
+    def news(self, answer: Answer) -> Iterator[bytes]:
+        buffer, reason = answer.buffer, answer.finish_reason
+        if buffer.parts or (reason and buffer.token_ids):
+            yield event(self._chunk(answer, buffer.take()))
+        if reason:
+            yield event(self._end(answer, TextDelta([], [], None)))
 
-    def last_chunk(self) -> None:
-        return None
+    def _chunk(self, answer: Answer, delta: TextDelta) -> NativeChunkOut:
+        return NativeChunkOut(
+            index=answer.index,
+            content=delta.content,
+            tokens=delta.token_ids,
+            stop=False,
+            id_slot=NO_SLOT,
+            tokens_predicted=answer.num_tokens,
+            tokens_evaluated=len(answer.prompt.ids),
+            completion_probabilities=delta.logprobs or UNSET,
+        )
+
+    def last_events(self) -> Iterator[bytes]:
+        return iter(())
 
     # -- both -------------------------------------------------------------------------------------------------------------------
-    def _of(self, answer: Answer) -> "_Unsent":
-        if answer.index not in self._unsent:
-            self._unsent[answer.index] = _Unsent(self._service.tokenizer if self._options.logprobs else None)
-        return self._unsent[answer.index]
-
-    def _end(self, answer: Answer, text: str, tokens: list[int], probabilities: list[Raw]) -> object:
+    def _end(self, answer: Answer, delta: TextDelta) -> object:
         """The whole answer, or the last event of its stream."""
         assert answer.finished is not None
         usage = answer.finished.usage
         out = NativeOut(
             index=answer.index,
-            content=text,
-            tokens=tokens if self._return_tokens else [],
+            content=delta.content,
+            tokens=delta.token_ids,
             id_slot=NO_SLOT,
             stop=True,
             model=self._service.model.name,
@@ -138,8 +133,8 @@ class NativeDialect:
             stop_type=answer.stop_type,
             stopping_word=answer.stopping_word or "",
             tokens_cached=usage.cached_tokens,
-            timings=answer.timings(),
-            completion_probabilities=probabilities or UNSET,
+            timings=timings_of(answer.finished),
+            completion_probabilities=delta.logprobs or UNSET,
             headrace=self._generation.report_of(answer) or UNSET,
         )
         return out if not self._fields else picked(msgspec.to_builtins(out, builtin_types=(Raw,)), self._fields)
@@ -150,31 +145,6 @@ class NativeDialect:
         usage = answer.finished.usage
         full = usage.prompt_tokens + usage.completion_tokens > self._service.engine.context_tokens
         return answer.stop_type == "limit" and full
-
-
-class _Unsent:
-    """What one answer has that was not sent yet."""
-
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
-        """With a tokenizer if probabilities are wanted."""
-        self.text = ""
-        self.tokens: list[int] = []
-        self.num_tokens = 0  # sent ones included
-        self._tokenizer = tokenizer
-        self._probabilities: list[Raw] = []
-
-    def add(self, piece: Piece) -> None:
-        self.text += piece.text
-        self.tokens += [event.token for event in piece.tokens]
-        self.num_tokens += len(piece.tokens)
-        if self._tokenizer:
-            self._probabilities += native_probabilities(piece.tokens, self._tokenizer)
-
-    def take(self) -> tuple[str, list[int], list[Raw]]:
-        """(text, tokens, their probabilities)."""
-        taken = self.text, self.tokens, self._probabilities
-        self.text, self.tokens, self._probabilities = "", [], []
-        return taken
 
 
 def picked(answer: JsonObject, fields: Sequence[str]) -> JsonObject:

@@ -8,12 +8,12 @@ from msgspec import UNSET
 from svc.http.endpoints.native import settings
 from svc.http.errors import unavailable
 from svc.http.native_schema import DefaultSettingsOut, ModalitiesOut, NextTokenOut, PropsOut, SlotOut
-from svc.http.off_loop import TEXT_THREADS
 from svc.http.options import native_options
 from svc.http.reply import json_response
 from svc.http.schema import NativeIn
 from svc.http.service import DOOR, Service
 from svc.http.text.tokenizer import Tokenizer
+from svc.http.text_threads import TEXT_THREADS
 from svc.slots.stats import SlotView
 
 

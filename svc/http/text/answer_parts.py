@@ -1,7 +1,8 @@
 """What an answer is made of: reasoning, content and tool calls, as they come."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Protocol
 
 
@@ -45,6 +46,18 @@ class CallEnd:
 
 
 Part = ReasoningText | ContentText | CallStart | CallArguments | CallEnd
+
+
+def joined(parts: Iterable[Part]) -> list[Part]:
+    """`parts`, with neighbours of which the later one continues the earlier made one."""
+    runs = [list(run) for _, run in groupby(parts, key=lambda part: (type(part), getattr(part, "index", 0)))]
+    return [run[0] if len(run) == 1 else _one(run) for run in runs]
+
+
+def _one(run: list[Part]) -> Part:
+    texts = [part for part in run if not isinstance(part, CallStart | CallEnd)]
+    assert len(texts) == len(run), "a call begins and ends once"
+    return replace(texts[0], text="".join(part.text for part in texts))
 
 
 class CallWriter(Protocol):

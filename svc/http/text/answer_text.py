@@ -1,48 +1,73 @@
-"""The text side of one answer: sampled token ids in, text to send out, and the word when a stop string ends it."""
+"""The text side of one answer: sampled token ids in, parts to send out, and the stop string that ends it.
 
-from typing import NamedTuple
+A token passes the detokenizer, the stop strings, and a parser where the answer may have parts other than content. Each may hold
+text back; none of them sees text that an earlier one still holds.
+"""
 
+from collections.abc import Sequence
+from typing import Protocol
+
+from svc.http.text.answer_parts import ContentText, Part
 from svc.http.text.detokenizer import Detokenizer
-from svc.http.text.stop_strings import StopChecker
+from svc.http.text.stop_strings import StopChecker, StopStrings
 from svc.http.text.tokenizer import Tokenizer
 
 
-class TextDelta(NamedTuple):
-    """`text` follows what came before (often empty); `stopped`: a stop string was found, the answer's text is complete."""
+class TextParser(Protocol):
+    """Divides one answer's text into parts. It decides on the text alone, never on where a piece of it ends."""
 
-    text: str
-    stopped: bool
+    def push(self, text: str) -> Sequence[Part]:
+        """Takes the next text; gives the parts that are certain now."""
+
+    def end(self) -> Sequence[Part]:
+        """The text has ended: the rest of the parts."""
 
 
 class AnswerText:
     """Called for every sampled token while a step is committed: a microsecond or two, no I/O."""
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), *, min_tokens: int = 0, show_control: bool = False
+        self,
+        tokenizer: Tokenizer,
+        stop: StopStrings | None = None,
+        *,
+        min_tokens: int = 0,
+        show_control: bool = False,
+        parser: TextParser | None = None,
     ) -> None:
-        """A stop string counts only where all of it lies in text behind the first `min_tokens` tokens."""
+        """A stop string counts only where all of it lies behind the first `min_tokens` tokens.
+
+        Control tokens have no text unless `show_control`. Without a `parser` all is content.
+        """
         self._detokenizer = Detokenizer(tokenizer, show_control=show_control)
-        self._checker = StopChecker(stop)
+        self._checker = StopChecker(stop) if stop is not None else None
         self._unchecked_tokens = min_tokens
+        self._parser = parser
 
     @property
     def stop_hit(self) -> str | None:
-        """The stop string that ended the answer, or None."""
-        return self._checker.hit
+        """The stop string that ended the answer: its text is complete, nothing more comes out."""
+        return self._checker.hit if self._checker else None
 
-    def push(self, token_id: int) -> TextDelta:
-        """Take the next token. After a stop nothing more comes out."""
+    def push(self, token_id: int) -> Sequence[Part]:
+        """Takes the next token."""
         text = self._detokenizer.push(token_id)
+        if self._checker is None:
+            return self._parts(text)
         if self._unchecked_tokens > 0:
             self._unchecked_tokens -= 1
-            return TextDelta(text, False)
-        if not text and self._checker.hit is None:
-            return TextDelta("", False)
-        shown, hit = self._checker.push(text)
-        return TextDelta(shown, hit is not None)
+            return self._parts(text)
+        return self._parts(self._checker.push(text))
 
-    def flush(self) -> TextDelta:
-        """The answer has ended otherwise: the rest of the text. An incomplete character becomes U+FFFD."""
-        shown, hit = self._checker.push(self._detokenizer.flush())
-        rest, hit = self._checker.flush()
-        return TextDelta(shown + rest, hit is not None)
+    def flush(self) -> Sequence[Part]:
+        """The answer has ended: the rest of the text, if no stop string has cut it off. An incomplete character becomes U+FFFD."""
+        text = self._detokenizer.flush()
+        if self._checker is not None:
+            text = self._checker.push(text) + self._checker.flush()
+        parts = self._parts(text)
+        return parts if self._parser is None else [*parts, *self._parser.end()]
+
+    def _parts(self, text: str) -> Sequence[Part]:
+        if not text:
+            return ()
+        return (ContentText(text),) if self._parser is None else self._parser.push(text)

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from svc.http.text.answer_text import AnswerText
 from svc.http.text.detokenizer import Detokenizer
 from svc.http.text.tokenizer import Tokenizer
 
@@ -51,48 +50,3 @@ def test_control_tokens_are_hidden_unless_asked(tokenizer: Tokenizer, show_contr
     detokenizer = Detokenizer(tokenizer, show_control=show_control)
     shown = "".join([detokenizer.push(i) for i in ids]) + detokenizer.flush()
     assert shown == "<think>x</think>" + ("<|im_end|>" if show_control else "")
-
-
-@settings(deadline=None, max_examples=200)
-@given(
-    ids=st.lists(st.sampled_from([64, 65, 66, 68, 136, 223, 2018, 2040]), max_size=30),
-    stop=st.lists(st.text("abc\ufffd<", min_size=1, max_size=3), max_size=3),
-)
-def test_an_answer_is_the_decoded_text_cut_at_the_first_stop(tokenizer: Tokenizer, ids: list[int], stop: list[str]) -> None:
-    """Deltas join to the decoded text up to the earliest stop string, and `stopped` says whether there was one."""
-    answer = AnswerText(tokenizer, tuple(stop))
-    shown, stopped = "", False
-    for token_id in ids:
-        delta = answer.push(token_id)
-        shown, stopped = shown + delta.text, delta.stopped
-        if stopped:
-            break
-    if not stopped:
-        delta = answer.flush()
-        shown, stopped = shown + delta.text, delta.stopped
-    text = tokenizer.decode(ids, show_control=False)
-    starts = [at for s in stop if (at := text.find(s)) >= 0]
-    assert stopped == bool(starts) == (answer.stop_hit is not None)
-    assert shown == (text[: min(starts)] if starts else text)
-
-
-def test_nothing_comes_out_after_a_stop(tokenizer: Tokenizer) -> None:
-    """Tokens of a step already under way when the stop string came add no text."""
-    answer = AnswerText(tokenizer, ("b",))
-    ids = tokenizer.encode("a", parse_special=False) + tokenizer.encode("b", parse_special=False)
-    assert [answer.push(i) for i in ids] == [("a", False), ("", True)]
-    assert answer.push(ids[0]) == ("", True)
-    assert answer.flush() == ("", True)
-
-
-def test_stop_strings_wait_for_min_tokens(tokenizer: Tokenizer) -> None:
-    """Neither a stop string among the first tokens ends the answer, nor one that reaches into them; the next whole one does."""
-    letters = [tokenizer.encode(letter, parse_special=False)[0] for letter in "abababc"]
-    answer = AnswerText(tokenizer, ("ba",), min_tokens=4)
-    deltas = [answer.push(token) for token in letters]
-    assert "".join(delta.text for delta in deltas) == "abababc"
-    assert [delta.stopped for delta in deltas] == [False] * 7
-    answer = AnswerText(tokenizer, ("ab", "c"), min_tokens=4)
-    deltas = [answer.push(token) for token in letters]
-    assert "".join(delta.text for delta in deltas) == "abab"
-    assert [delta.stopped for delta in deltas] == [False] * 5 + [True] * 2

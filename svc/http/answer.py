@@ -1,0 +1,177 @@
+"""One answer on its way: text is made of its tokens as they are committed, and waits here until the reader takes it."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from msgspec import Raw
+
+from svc.http.errors import unavailable
+from svc.http.text.answer_parts import ContentText, Part, joined
+from svc.http.text.answer_text import AnswerText
+from svc.http.text.chat_template import PromptTokens
+from svc.metrics import Metrics
+from svc.slots.events import Event, Finished, FinishReason, TokenEvent, TokenText
+
+
+class GenerationFailedError(Exception):
+    """The engine failed while it made an answer. The text is for the log, not for the client."""
+
+
+class LogprobWriter(Protocol):
+    """Log probabilities of one answer in the form of one dialect."""
+
+    def add(self, event: TokenEvent) -> None:
+        """The answer's next token."""
+
+    def take(self) -> Raw | None:
+        """JSON of those added since the last call; None where the dialect writes nothing for no token."""
+
+
+class TextDelta(NamedTuple):
+    """News of one answer: its next parts, and the tokens that came with them.
+
+    Text lags behind tokens where a stop string or an unfinished character is held back; the tokens then wait for it. All tokens are
+    told, also those of a stop string, whose text is never shown.
+    """
+
+    parts: list[Part]  # no two neighbours of one kind
+    token_ids: list[int]  # empty unless wanted
+    logprobs: Raw | None  # None unless wanted
+
+    @property
+    def content(self) -> str:
+        """What the model says to the user."""
+        return "".join(part.text for part in self.parts if isinstance(part, ContentText))
+
+
+@dataclass(slots=True, eq=False)
+class AnswerBuffer:
+    """What came of an answer and was not taken yet. Nowhere else does it wait."""
+
+    logprobs: LogprobWriter | None
+    keep_ids: bool
+    parts: list[Part] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+
+    def add_token(self, event: TokenEvent) -> None:
+        if self.keep_ids:
+            self.token_ids.append(event.token)
+        if self.logprobs is not None:
+            self.logprobs.add(event)
+
+    def take(self) -> TextDelta:
+        """All of it."""
+        parts = self.parts if len(self.parts) < 2 else joined(self.parts)
+        delta = TextDelta(parts, self.token_ids, self.logprobs.take() if self.logprobs is not None else None)
+        self.parts, self.token_ids = [], []
+        return delta
+
+
+class Answer:
+    """One choice of one prompt. The engine calls `on_token` in its commit and `on_event` right after; the handler does the rest."""
+
+    def __init__(
+        self,
+        index: int,
+        prompt: PromptTokens,
+        text: AnswerText,
+        buffer: AnswerBuffer,
+        metrics: Metrics,
+        on_news: Callable[["Answer"], None],
+        *,
+        arrival_s: float,
+        max_predict_s: float = 0.0,
+    ) -> None:
+        """`on_news` is called whenever there is something new to be read.
+
+        `arrival_s`: when the HTTP request came, on the clock of time.monotonic. `max_predict_s`: seconds after the first token when
+        the answer ends, once it has a complete line; 0: no limit.
+        """
+        self.index = index
+        self.prompt = prompt
+        self.buffer = buffer
+        self.num_tokens = 0  # those that wait in the buffer included
+        self.finished: Finished | None = None
+        self.error: Exception | None = None  # to be raised once the text before it has been dealt with
+        self.has_new_line = False
+        self._text = text
+        self._metrics = metrics
+        self._on_news = on_news
+        self._arrival_s = arrival_s
+        self._max_predict_s = max_predict_s
+        self._first_token_s: float | None = None
+        self._last_token_s: float | None = None
+        self._out_of_time = False
+
+    # -- called by the engine -----------------------------------------------------------------------------------------------------
+    def on_token(self, token: int) -> TokenText:
+        """The text of the next token, and whether the answer ends with it."""
+        now = time.monotonic()
+        if self._last_token_s is None:
+            self._first_token_s = now
+            self._metrics.first_token(now - self._arrival_s)
+        else:
+            self._metrics.next_token(now - self._last_token_s)
+        self._last_token_s = now
+        parts = self._text.push(token)
+        return TokenText(parts, self._text.stop_hit is not None or self._must_end(parts, now))
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, Finished):
+            self._end(event)
+        else:
+            assert isinstance(event.text, Sequence)
+            self.num_tokens += 1
+            self.buffer.parts += event.text
+            self.buffer.add_token(event)
+        self._on_news(self)
+
+    def _must_end(self, parts: Sequence[Part], now: float) -> bool:
+        """Whether the answer ends for a reason that is not in its text."""
+        self.has_new_line = self.has_new_line or has_new_line(parts)
+        if self._max_predict_s and self.has_new_line and self._first_token_s is not None:
+            self._out_of_time = now - self._first_token_s > self._max_predict_s
+        return self._out_of_time
+
+    def _end(self, finished: Finished) -> None:
+        self.finished = finished
+        if finished.reason is FinishReason.CANCELLED:
+            self.error = unavailable("The server is shutting down; the answer was cut off.", "draining")
+        elif finished.reason is FinishReason.ERROR:
+            self.error = GenerationFailedError(finished.error or "unknown")
+        else:
+            rest = self._text.flush()
+            self.has_new_line = self.has_new_line or has_new_line(rest)
+            self.buffer.parts += rest
+
+    # -- called by the reader -----------------------------------------------------------------------------------------------------
+    @property
+    def ended(self) -> bool:
+        """Nothing follows what is in the buffer."""
+        return self.finished is not None
+
+    @property
+    def finish_reason(self) -> str | None:
+        """OpenAI's "stop" or "length" once the answer has ended well."""
+        if self.finished is None or self.error is not None:
+            return None
+        return "length" if self.stop_type == "limit" else "stop"
+
+    @property
+    def stopping_word(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._text.stop_hit
+
+    @property
+    def stop_type(self) -> str:
+        """Why the answer ended, in llama-server's words: "word" (a stop string), "eos" (a stop token) or "limit"."""
+        assert self.finished is not None
+        if self._text.stop_hit is not None:
+            return "word"
+        return "eos" if self.finished.reason is FinishReason.STOP and not self._out_of_time else "limit"
+
+
+def has_new_line(parts: Sequence[Part]) -> bool:
+    return any("\n" in part.text for part in parts if isinstance(part, ContentText))

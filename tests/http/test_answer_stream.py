@@ -1,0 +1,124 @@
+"""From the engine's events to what a client reads: one task and one place to wait, whatever the dialect."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from svc.http.inbox import Inbox
+from svc.slots.events import FinishReason, TokenEvent
+from tests.fakes.fake_engine import FakeEngine, saying
+from tests.http.harness import Harness, parse_sse, serving
+from tests.http.test_disconnect import request_bytes, socket_to, submitted, tasks_of_requests
+
+PATIENCE_S = 10
+PATHS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 100},
+    "/completion": {"prompt": "hi"},
+}
+NEWLINE = ord("\n")
+
+
+def text_of(path: str, body: Any) -> str:
+    """Of a whole answer or of one event."""
+    if path == "/completion":
+        return str(body["content"])
+    return "".join(
+        choice["text"] if "text" in choice else choice.get("message", choice.get("delta", {})).get("content", "")
+        for choice in body["choices"]
+    )
+
+
+def reason_of(path: str, body: Any) -> Any:
+    return body.get("stop_type") if path == "/completion" else body["choices"][0]["finish_reason"]
+
+
+async def events(at: Harness, path: str, body: dict[str, Any]) -> list[Any]:
+    return [event for event in await at.events(path, body) if event != "[DONE]"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_tokens_of_one_turn_are_one_write(path: str) -> None:
+    """A client that was not read for three tokens gets their text in one event, and everything that came in one chunk."""
+    async with asyncio.timeout(PATIENCE_S), serving(FakeEngine()) as at, socket_to(at) as (reader, writer):
+        writer.write(request_bytes(path, {**PATHS[path], "stream": True}))
+        (sequence,) = await submitted(at, 1)
+        await reader.readuntil(b": keep-alive\n\n\r\n")
+        for turn in (b"abc", b"de"):
+            for letter in turn:
+                sequence.say(letter)
+            size = int(await reader.readuntil(b"\r\n"), 16)
+            chunk = await reader.readexactly(size)
+            assert "".join(text_of(path, event) for event in parse_sse(chunk)).encode() == turn
+            assert await reader.readexactly(2) == b"\r\n"
+        sequence.end(FinishReason.STOP)
+
+
+async def test_choices_of_one_turn_are_one_write() -> None:
+    """Two choices get a token in the same step: two events, one chunk."""
+    async with asyncio.timeout(PATIENCE_S), serving(FakeEngine()) as at, socket_to(at) as (reader, writer):
+        writer.write(request_bytes("/v1/completions", {**PATHS["/v1/completions"], "stream": True, "n": 2}))
+        sequences = await submitted(at, 2)
+        await reader.readuntil(b": keep-alive\n\n\r\n")
+        for sequence in sequences:
+            sequence.say(ord("a"))
+        chunk = await reader.readexactly(int(await reader.readuntil(b"\r\n"), 16))
+        assert [event["choices"][0]["index"] for event in parse_sse(chunk)] == [0, 1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+async def test_one_task_per_request(n: int, stream: bool) -> None:
+    """aiohttp's own, which also runs the handler; none for each choice."""
+    async with asyncio.timeout(PATIENCE_S), serving(FakeEngine()) as at, socket_to(at) as (_, writer):
+        before = len(tasks_of_requests())
+        writer.write(request_bytes("/v1/completions", {**PATHS["/v1/completions"], "stream": stream, "n": n}))
+        for sequence in await submitted(at, n):
+            sequence.say(ord("a"))
+        await asyncio.sleep(0)
+        assert len(tasks_of_requests()) == before + 1
+
+
+async def test_whole_answers_wake_their_reader_at_their_end_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is read from an answer that nobody reads before its end."""
+    wakes = 0
+    wake = Inbox.wake
+
+    def counted(self: Inbox) -> None:
+        nonlocal wakes
+        wakes += 1
+        wake(self)
+
+    monkeypatch.setattr(Inbox, "wake", counted)
+    async with serving(FakeEngine(saying("many words"))) as at:
+        _, whole = await at.post("/v1/completions", {**PATHS["/v1/completions"], "n": 2})
+    assert [choice["text"] for choice in whole["choices"]] == ["many words"] * 2
+    assert wakes == 2
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_log_probabilities_stay_with_their_text(path: str) -> None:
+    """The bytes of the tokens of an event are its text, though text is held back for stop strings and characters."""
+    letters = "aé–🙂 EN END?"
+    body = {**PATHS[path], "stop": ["END!", "–!"], "logprobs": 1, "top_logprobs": 1, "n_probs": 1}
+    if "chat" in path:
+        body["logprobs"] = True
+    script = [TokenEvent(byte, -0.5, ((byte, -0.5),)) for byte in letters.encode()]
+    async with serving(FakeEngine(lambda request: script)) as at:
+        streamed = await events(at, path, {**body, "max_tokens": len(script)})
+    told = 0
+    for event in streamed:
+        choice = event if path == "/completion" else event["choices"][0]
+        if path == "/completion":
+            raw = [entry["bytes"] for entry in choice.get("completion_probabilities", [])]
+        elif "chat" in path:
+            raw = [entry["bytes"] for entry in (choice["logprobs"] or {"content": []})["content"]]
+        else:
+            offsets = choice["logprobs"]["text_offset"] if choice["logprobs"] else []
+            raw = [[byte] for byte in letters.encode()[told : told + len(offsets)]]
+        told += len(raw)
+        if told < len(script):  # at the end, text that was held back comes behind the tokens that have none
+            assert bytes(byte for one in raw for byte in one).decode().startswith(text_of(path, event))
+    assert told == len(script)
+    assert "".join(text_of(path, event) for event in streamed) == letters
