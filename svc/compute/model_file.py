@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from svc.compute.cpu.mapped_files import name_mapped_files
 from svc.config import BY_KEY, Config
 from svc.errors import ConfigError
 from svc.gguf.gguf_file import GgufFile
@@ -60,6 +61,7 @@ def open_configured(config: Config) -> OpenedModel:
     assert config.model is not None, "the command line asks for a model"
     overrides = parse_overrides(config.override_kv)
     plain = GgufFile.open(config.model)
+    name_mapped_files(plain.mapped_ranges())
     file = plain.with_metadata(overrides)
     file = file.with_metadata(rope_overrides(config, file))
     model, source = open_model(file)

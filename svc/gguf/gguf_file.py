@@ -76,8 +76,8 @@ class GgufFile(TypedMetadata):
     """An open model file, or all files of a split one.
 
     The files are mapped read-only and never copied whole. The maps live as long as this object or any array taken from
-    it, so there is nothing to close. A file must not be cut short meanwhile: the system answers a read behind the new
-    end with SIGBUS. (Replacing it by renaming another over it is safe.)
+    it, so there is nothing to close. A file must not be truncated meanwhile: the system answers a read behind the new
+    end with SIGBUS. (Renaming another file over it is safe.)
 
     `path` is the file, of a split model the first part; `paths` are all. `file_bytes` is the size of all together.
     `metadata` values are int, float, bool, str, a list of str, or a read-only numpy array of numbers.
@@ -101,6 +101,11 @@ class GgufFile(TypedMetadata):
 
     def __repr__(self) -> str:
         return f"<GgufFile {self.path} {self.architecture}, {len(self.tensors)} tensors, {self.file_bytes} bytes>"
+
+    def mapped_ranges(self) -> list[tuple[Path, int, int]]:
+        """(path, address in memory, bytes) of each file's map."""
+        arrays = [np.frombuffer(data, np.uint8) for data in self._maps]
+        return [(path, array.ctypes.data, array.nbytes) for path, array in zip(self.paths, arrays, strict=True)]
 
     @property
     def num_parameters(self) -> int:

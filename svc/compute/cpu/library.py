@@ -43,6 +43,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "hr_matmul": [P, P, P, P, P, structs.Int],
     "hr_integer_peak": [P, structs.Int, P],
     "hr_elementwise": [structs.Int, P, P, structs.Long],
+    "hr_name_mapped_files": [P, P, P, structs.Int],
 }
 RESULTS = {"hr_open": P, "hr_close": None, "hr_best_level": ctypes.c_char_p}  # the others: an int, 0 when all went well
 

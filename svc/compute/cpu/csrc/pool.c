@@ -109,9 +109,14 @@ pool *pool_open(int threads) {
     pthread_mutex_init(&p->mutex, NULL);
     pthread_cond_init(&p->wake, NULL);
     pthread_cond_init(&p->finished, NULL);
-    sigset_t all, before; /* signals belong to the interpreter's threads */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    /* Signals belong to the interpreter's threads. Not those of a thread's own fault: blocked, they kill without their handlers. */
+    static const int faults[] = {SIGBUS, SIGSEGV, SIGFPE, SIGILL};
+    sigset_t blocked, before;
+    sigfillset(&blocked);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        sigdelset(&blocked, faults[i]);
+    }
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);
     for (int i = 0; i < wanted; i++) {
         p->slots[i] = (struct slot){p, i + 1};
         if (pthread_create(&p->threads[i], NULL, worker_main, &p->slots[i])) {
