@@ -66,6 +66,17 @@ def _panel_expressions() -> list[str]:
     return [target["expr"] for panel in panels for target in panel.get("targets", [])]
 
 
+def test_the_dashboard_shows_what_the_page_says_to_watch() -> None:
+    """Every metric in the table of docs/operations.md has a panel."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+    table = page[page.index("| metric |") :]
+    rows = re.findall(r"^\| (`[a-z].*?) \|", table, re.MULTILINE)
+    names = {name for row in rows for name in re.findall(r"`([a-z_]+)(?:\{[a-z]+\})?`", row)}
+    expressions = "\n".join(_panel_expressions())
+    assert len(names) >= 15
+    assert [name for name in sorted(names) if f"headrace_{name}" not in expressions] == []
+
+
 @needs_promtool
 def test_prometheus_understands_the_dashboard(tmp_path: Path) -> None:
     """Each panel's expression is one of PromQL; Grafana fills the interval in."""
