@@ -8,6 +8,7 @@ import pytest
 from svc.http.inbox import Inbox
 from svc.slots.events import FinishReason, TokenEvent
 from tests.fakes.fake_engine import FakeEngine, saying
+from tests.fakes.fake_text import IM_START
 from tests.http.harness import Harness, parse_sse, serving
 from tests.http.test_disconnect import request_bytes, socket_to, submitted, tasks_of_requests
 
@@ -36,6 +37,36 @@ def reason_of(path: str, body: Any) -> Any:
 
 async def events(at: Harness, path: str, body: dict[str, Any]) -> list[Any]:
     return [event for event in await at.events(path, body) if event != "[DONE]"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stop", ["<|im_start|>user", "<|im_start|>", "\n<|im_start|>us"])
+async def test_a_stop_string_may_spell_a_control_token(path: str, stop: str) -> None:
+    """What every client of text templates sends: the answer ends at the token, which is not shown, streamed and not."""
+    engine = FakeEngine(lambda request: [*b"Hello\n", IM_START, *b"user\nMe too"])
+    body = {**PATHS[path], "stop": [stop, "never"]}
+    async with serving(engine) as at:
+        status, whole = await at.post(path, body)
+        streamed = await events(at, path, body)
+    shown = "Hello" if stop.startswith("\n") else "Hello\n"
+    assert (status, text_of(path, whole)) == (200, shown)
+    assert "".join(text_of(path, event) for event in streamed) == shown
+    assert reason_of(path, whole) == reason_of(path, streamed[-1]) == ("word" if path == "/completion" else "stop")
+    if path == "/completion":
+        assert whole["stopping_word"] == streamed[-1]["stopping_word"] == stop
+    ended_at = 7 if stop == "<|im_start|>" else 9 if stop.endswith("us") else 11
+    assert [len(sequence.generated) for sequence in engine.sequences] == [ended_at] * 2
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_control_token_that_no_stop_string_spells_is_just_hidden(path: str) -> None:
+    """Text that is held back behind it comes out when it turns out to be another."""
+    engine = FakeEngine(lambda request: [*b"Hello\n", IM_START, *b"usual"])
+    body = {**PATHS[path], "stop": ["<|im_start|>user"], "max_tokens": 12}
+    async with serving(engine) as at:
+        _, whole = await at.post(path, body)
+        streamed = await events(at, path, body)
+    assert text_of(path, whole) == "Hello\nusual" == "".join(text_of(path, event) for event in streamed)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -37,10 +37,11 @@ class AnswerText:
     ) -> None:
         """A stop string counts only where all of it lies behind the first `min_tokens` tokens.
 
-        Control tokens have no text unless `show_control`. Without a `parser` all is content.
+        It may spell control tokens, which have no text in the answer unless `show_control`. Without a `parser` all is content.
         """
         self._detokenizer = Detokenizer(tokenizer, show_control=show_control)
         self._checker = StopChecker(stop) if stop is not None else None
+        self._spellings = {} if show_control else tokenizer.control_spellings
         self._unchecked_tokens = min_tokens
         self._parser = parser
 
@@ -57,7 +58,7 @@ class AnswerText:
         if self._unchecked_tokens > 0:
             self._unchecked_tokens -= 1
             return self._parts(text)
-        return self._parts(self._checker.push(text))
+        return self._parts(self._checker.push(text, hidden=self._spellings.get(token_id, "")))
 
     def flush(self) -> Sequence[Part]:
         """The answer has ended: the rest of the text, if no stop string has cut it off. An incomplete character becomes U+FFFD."""

@@ -68,8 +68,8 @@ class Tokenizer:
         self._ids = {text: i for i, text in reversed(list(enumerate(tokens)))}  # the first of equal texts counts
         self._bytes = _token_bytes(tokens, types)
         self.control_tokens: dict[str, int] = self._of_type(TokenType.CONTROL)
-        hidden = frozenset(self.control_tokens.values())
-        self._bytes_without_control = [b"" if i in hidden else shown for i, shown in enumerate(self._bytes)]
+        self.control_spellings = {i: text for i, text in enumerate(tokens) if types[i] == TokenType.CONTROL and text}
+        self._bytes_without_control = [b"" if i in self.control_spellings else shown for i, shown in enumerate(self._bytes)]
         self.eos_id, self.bos_id, self.pad_id = eos_id, bos_id, pad_id
         self.add_bos = add_bos and bos_id is not None  # whether a prompt begins with bos_id
         known_ends = (self.control_tokens.get(text) for text in _END_TOKENS)

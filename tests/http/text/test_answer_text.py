@@ -41,7 +41,7 @@ def _spelled(tokenizer: Tokenizer, ids: list[int]) -> list[tuple[str, bool]]:
 @settings(deadline=None, max_examples=400)
 @given(
     ids=st.lists(st.sampled_from([64, 65, 66, 68, 136, 223, 2018, 2040]), max_size=30),
-    stop=st.lists(st.text("abc\ufffd", min_size=1, max_size=4), max_size=3),
+    stop=st.lists(st.text("abc\ufffd<|im", min_size=1, max_size=4), max_size=3),
 )
 def test_an_answer_is_the_decoded_text_cut_at_the_first_stop(tokenizer: Tokenizer, ids: list[int], stop: list[str]) -> None:
     """Parts join to the decoded text up to the earliest stop string, and `stop_hit` says whether there was one.
@@ -76,6 +76,32 @@ def test_stop_strings_wait_for_min_tokens(tokenizer: Tokenizer) -> None:
     answer = AnswerText(tokenizer, StopStrings(("ab", "c")), min_tokens=4)
     assert _answer(answer, letters) == ["a", "b", "a", "b", "", ""]
     assert answer.stop_hit == "ab"
+
+
+def test_a_stop_string_may_spell_control_tokens(tokenizer: Tokenizer) -> None:
+    """It ends the answer at the token, or behind it where ordinary text follows; control tokens are never shown."""
+    ids = tokenizer.encode("Hi.<|im_start|>user\nHo", parse_special=True)
+    for stop, hit, shown in [
+        (["<|im_start|>"], "<|im_start|>", "Hi."),
+        (["<|im_start|>user"], "<|im_start|>user", "Hi."),
+        ([".<|im_start|>u"], ".<|im_start|>u", "Hi"),
+        (["<|im_start|>assistant"], None, "Hi.user\nHo"),
+        (["<|im_end|>", "Ho"], "Ho", "Hi.user\n"),
+        (["start|>"], "start|>", "Hi."),
+    ]:
+        answer = AnswerText(tokenizer, StopStrings(stop))
+        assert ("".join(_answer(answer, ids)), answer.stop_hit) == (shown, hit), stop
+
+
+def test_a_control_token_inside_a_character_does_not_break_it(tokenizer: Tokenizer) -> None:
+    """The bytes before and behind a control token join, with stop strings as without: for them the token comes first."""
+    alphabet = {tokenizer.token_bytes(i): i for i in range(256)}
+    (im_start,) = tokenizer.encode("<|im_start|>", parse_special=True)
+    ids = [alphabet[b"\xc3"], im_start, alphabet[b"\xa9"]]
+    assert "".join(_answer(AnswerText(tokenizer), ids)) == "é"
+    assert "".join(_answer(AnswerText(tokenizer, StopStrings(("x",))), ids)) == "é"
+    answer = AnswerText(tokenizer, StopStrings(("<|im_start|>é",)))
+    assert ("".join(_answer(answer, ids)), answer.stop_hit) == ("", "<|im_start|>é")
 
 
 class _Upper:
