@@ -7,12 +7,15 @@ from typing import NamedTuple, Protocol
 
 from msgspec import Raw
 
-from svc.http.errors import unavailable
+from svc.http.errors import ApiError, unavailable
 from svc.http.text.answer_parts import ContentText, Part, joined
 from svc.http.text.answer_text import AnswerText
 from svc.http.text.chat_template import PromptTokens
 from svc.metrics import Metrics
 from svc.slots.events import Event, Finished, FinishReason, TokenEvent, TokenText
+
+MAX_UNREAD_BYTES = 2**23  # of one streamed answer; a client that leaves more unread does not want it
+_PART_BYTES = 128  # an object with a word in it
 
 
 class GenerationFailedError(Exception):
@@ -21,6 +24,10 @@ class GenerationFailedError(Exception):
 
 class LogprobWriter(Protocol):
     """Log probabilities of one answer in the form of one dialect."""
+
+    @property
+    def num_bytes(self) -> int:
+        """About what it holds."""
 
     def add(self, event: TokenEvent) -> None:
         """The answer's next token."""
@@ -68,6 +75,12 @@ class AnswerBuffer:
         self.parts, self.token_ids = [], []
         return delta
 
+    @property
+    def num_bytes(self) -> int:
+        """About what it holds."""
+        kept = _PART_BYTES * len(self.parts) + 8 * len(self.token_ids)
+        return kept + (self.logprobs.num_bytes if self.logprobs is not None else 0)
+
 
 class Answer:
     """One choice of one prompt. The engine calls `on_token` in its commit and `on_event` right after; the handler does the rest."""
@@ -83,11 +96,13 @@ class Answer:
         *,
         arrival_s: float,
         max_predict_s: float = 0.0,
+        max_unread_bytes: int | None = None,
     ) -> None:
         """`on_news` is called whenever there is something new to be read.
 
         `arrival_s`: when the HTTP request came, on the clock of time.monotonic. `max_predict_s`: seconds after the first token when
-        the answer ends, once it has a complete line; 0: no limit.
+        the answer ends, once it has a complete line; 0: no limit. `max_unread_bytes`: how much may wait in the buffer; the answer
+        ends with an error where more would; None: no limit.
         """
         self.index = index
         self.prompt = prompt
@@ -101,6 +116,7 @@ class Answer:
         self._on_news = on_news
         self._arrival_s = arrival_s
         self._max_predict_s = max_predict_s
+        self._max_unread_bytes = max_unread_bytes
         self._first_token_s: float | None = None
         self._last_token_s: float | None = None
         self._out_of_time = False
@@ -115,7 +131,11 @@ class Answer:
         else:
             self._metrics.next_token(now - self._last_token_s)
         self._last_token_s = now
-        parts = self._text.push(token)
+        try:
+            parts = self._text.push(token)
+        except Exception as error:  # a bug of ours in a parser must not reach the engine, and with it every other answer
+            self.error = error
+            return TokenText((), True)
         return TokenText(parts, self._text.stop_hit is not None or self._must_end(parts, now))
 
     def on_event(self, event: Event) -> None:
@@ -133,18 +153,25 @@ class Answer:
         self.has_new_line = self.has_new_line or has_new_line(parts)
         if self._max_predict_s and self.has_new_line and self._first_token_s is not None:
             self._out_of_time = now - self._first_token_s > self._max_predict_s
-        return self._out_of_time
+        if self._max_unread_bytes is not None and self.buffer.num_bytes > self._max_unread_bytes:
+            message = "The answer was cut off because too much of it waited to be read."
+            self.error = ApiError(408, message, "invalid_request_error", code="slow_reader")
+        return self._out_of_time or self.error is not None
 
     def _end(self, finished: Finished) -> None:
         self.finished = finished
         if finished.reason is FinishReason.CANCELLED:
-            self.error = unavailable("The server is shutting down; the answer was cut off.", "draining")
+            self.error = self.error or unavailable("The server is shutting down; the answer was cut off.", "draining")
         elif finished.reason is FinishReason.ERROR:
-            self.error = GenerationFailedError(finished.error or "unknown")
-        else:
-            rest = self._text.flush()
-            self.has_new_line = self.has_new_line or has_new_line(rest)
-            self.buffer.parts += rest
+            self.error = self.error or GenerationFailedError(finished.error or "unknown")
+        if self.error is None:
+            try:
+                rest = self._text.flush()
+            except Exception as error:
+                self.error = error
+            else:
+                self.has_new_line = self.has_new_line or has_new_line(rest)
+                self.buffer.parts += rest
 
     # -- called by the reader -----------------------------------------------------------------------------------------------------
     @property

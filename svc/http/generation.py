@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from svc.errors import RequestError
-from svc.http.answer import Answer, AnswerBuffer
+from svc.http.answer import MAX_UNREAD_BYTES, Answer, AnswerBuffer
 from svc.http.inbox import Inbox
 from svc.http.options import GenerationOptions
 from svc.http.schema import CacheReportOut, HeadraceOut, PromptTokensDetails, TimingsOut, UsageOut
@@ -74,6 +74,7 @@ class Generation:
             on_news=self._on_news,
             arrival_s=self.arrival_s,
             max_predict_s=options.max_predict_s,
+            max_unread_bytes=MAX_UNREAD_BYTES if options.stream else None,
         )
         request = Request(
             id=self.id if len(self.prompts) == 1 else f"{self.id}.{prompt_index}",

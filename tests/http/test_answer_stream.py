@@ -1,13 +1,16 @@
 """From the engine's events to what a client reads: one task and one place to wait, whatever the dialect."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
+from svc.http.answer import MAX_UNREAD_BYTES
 from svc.http.inbox import Inbox
+from svc.http.text.answer_text import AnswerText
 from svc.slots.events import FinishReason, TokenEvent
-from tests.fakes.fake_engine import FakeEngine, saying
+from tests.fakes.fake_engine import FakeEngine, FakeSequence, saying
 from tests.fakes.fake_text import IM_START
 from tests.http.harness import Harness, parse_sse, serving
 from tests.http.test_disconnect import request_bytes, socket_to, submitted, tasks_of_requests
@@ -18,6 +21,7 @@ PATHS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 100},
     "/completion": {"prompt": "hi"},
 }
+NEWLINE = ord("\n")
 NEWLINE = ord("\n")
 
 
@@ -153,3 +157,73 @@ async def test_log_probabilities_stay_with_their_text(path: str) -> None:
             assert bytes(byte for one in raw for byte in one).decode().startswith(text_of(path, event))
     assert told == len(script)
     assert "".join(text_of(path, event) for event in streamed) == letters
+
+
+@pytest.mark.parametrize("moment", ["push", "flush"])
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_bug_in_the_text_side_ends_one_answer_only(path: str, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never reaches the engine: the request gets a 500 or an error event, the log gets the traceback, others go on."""
+    original = getattr(AnswerText, moment)
+
+    def broken(self: AnswerText, *arguments: int) -> Any:
+        if moment == "flush" or arguments == (NEWLINE,):
+            raise ZeroDivisionError("bug")
+        return original(self, *arguments)
+
+    monkeypatch.setattr(AnswerText, moment, broken)
+    async with asyncio.timeout(PATIENCE_S), serving(FakeEngine(saying("ab\ncd"))) as at:
+        status, whole = await at.post(path, PATHS[path])
+        *streamed, error = await events(at, path, PATHS[path])
+    assert (status, whole["error"]["type"]) == (500, "server_error")
+    assert "".join(text_of(path, event) for event in streamed) == ("ab" if moment == "push" else "ab\ncd")
+    assert error["error"]["type"] == "server_error"
+    assert [line["event"] for line in map(json.loads, at.log.getvalue().splitlines()) if "exception" in line] == [
+        "request_failed",
+        "stream_failed",
+    ]
+    assert at.engine.num_open == 0
+
+
+async def read_nothing(sequence: FakeSequence, most: int) -> int:
+    """Tokens said until the answer ended, to a client that reads nothing."""
+    top = tuple((token, -1.0) for token in range(20))
+    for count in range(most):
+        if sequence.ended:
+            return count
+        sequence.say(TokenEvent(ord("x"), -1.0, top))
+        if count % 200 == 0:
+            await asyncio.sleep(0)
+    return most
+
+
+async def test_what_waits_for_a_client_that_does_not_read_is_bounded() -> None:
+    """Its own answer ends when MAX_UNREAD_BYTES wait for it; others are served meanwhile. When it reads on, it gets all of it, then
+    an error and no [DONE]."""
+    body = {"prompt": "hi", "stream": True, "max_tokens": 10**6, "logprobs": 20}
+    async with asyncio.timeout(60), serving(FakeEngine(context_tokens=10**7)) as at, socket_to(at) as (reader, writer):
+        writer.write(request_bytes("/v1/completions", body))
+        (stuck,) = await submitted(at, 1)
+        said = await read_nothing(stuck, 10**5)
+        assert stuck.ended
+        assert said > 1000
+        other = asyncio.create_task(at.post("/v1/completions", {"prompt": "a"}))
+        (sequence,) = await submitted(at, 1)
+        sequence.end(FinishReason.STOP)
+        assert (await other)[0] == 200
+        raw = b""
+        while not raw.endswith(b"\r\n0\r\n\r\n"):
+            raw += await reader.read(2**20)
+    *chunks, error = parse_sse(unchunked(raw.partition(b"\r\n\r\n")[2]))
+    assert error["error"]["code"] == "slow_reader"
+    assert sum(len(chunk["choices"][0]["text"]) for chunk in chunks) == said
+    assert len(raw) < 2 * MAX_UNREAD_BYTES
+    assert [line["error"] for line in at.log_lines() if "error" in line] == [error["error"]["message"]]
+
+
+def unchunked(raw: bytes) -> bytes:
+    """The body of a response in HTTP's chunked coding."""
+    body = b""
+    while raw:
+        size, _, rest = raw.partition(b"\r\n")
+        body, raw = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    return body
