@@ -1,5 +1,7 @@
 """A vocabulary small enough to see through: token `b` is byte `b`, then three control tokens. The text side is the real one."""
 
+from collections.abc import Sequence
+
 from svc.http.text.chat_template import ChatTemplate
 from svc.http.text.pretokenize import PRE_TOKENIZERS, byte_alphabet
 from svc.http.text.tokenizer import Tokenizer, TokenType
@@ -19,14 +21,20 @@ CHATML = (
 )
 
 
-def byte_tokenizer() -> Tokenizer:
+CONTROLS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+
+
+def byte_tokenizer(controls: Sequence[str] = CONTROLS, *, eos_id: int = IM_END, bos_id: int | None = None) -> Tokenizer:
+    """`controls` are the control tokens, from id 256 on."""
     letters = sorted(byte_alphabet(), key=byte_alphabet().__getitem__)
     return Tokenizer(
-        [*letters, "<|im_start|>", "<|im_end|>", "<|endoftext|>"],
-        [TokenType.NORMAL] * 256 + [TokenType.CONTROL] * 3,
+        [*letters, *controls],
+        [TokenType.NORMAL] * 256 + [TokenType.CONTROL] * len(controls),
         [],
         PRE_TOKENIZERS["qwen2"],
-        eos_id=IM_END,
+        eos_id=eos_id,
+        bos_id=bos_id,
+        add_bos=bos_id is not None,
     )
 
 

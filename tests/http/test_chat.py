@@ -345,7 +345,7 @@ async def test_what_clients_make_of_messages() -> None:
         {"role": "system", "content": "late"},
         {"role": "user", "content": [{"type": "text", "text": "b"}], "name": "me"},
     ]
-    turns = [("system", "one\ntwo"), ("user", "a"), ("assistant", ""), ("user", "late"), ("user", "b")]
+    turns = [("system", "one\ntwo"), ("user", "a"), ("assistant", ""), ("system", "late"), ("user", "b")]
     rendered = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns) + "<|im_start|>assistant\n"
     async with serving(FakeEngine(saying("x"))) as at:
         status, _ = await at.post("/v1/chat/completions", {"messages": messages})

@@ -17,12 +17,13 @@ from tests.http.harness import serving
 HALVES = ("\ud83d", "\ude00", "\ud800", "\udfff", "\udbff\ud800", "\udc00\udbff")
 PARAMETERS = {"type": "object", "properties": {"key": {"enum": ["word"], "description": "word"}}}
 CALL = {"id": "word", "type": "function", "function": {"name": "word", "arguments": {"key": "word"}}}
+OTHER = {"id": "word", "type": "function", "function": {"name": "word", "arguments": '{"key": "word"}'}}
 CHAT: dict[str, Any] = {
     "model": "word",
     "messages": [
         {"role": "system", "content": "word", "name": "word"},
         {"role": "user", "content": [{"type": "text", "text": "word"}], "extra": {"word": "word"}},
-        {"role": "assistant", "content": None, "reasoning_content": "word", "tool_calls": [CALL]},
+        {"role": "assistant", "content": None, "reasoning_content": "word", "tool_calls": [CALL, OTHER]},
         {"role": "tool", "content": "word", "tool_call_id": "word"},
     ],
     "tools": [{"type": "function", "function": {"name": "word", "parameters": PARAMETERS}}],

@@ -38,6 +38,13 @@ def template_environment(now: Callable[[], datetime] = datetime.now) -> Immutabl
     return env
 
 
+def names_read(source: str) -> frozenset[str]:
+    """What `source`, which compiles, may read by name: variables, attributes and keys."""
+    tree = template_environment().parse(source)
+    names = {node.name for node in tree.find_all(nodes.Name)} | {node.attr for node in tree.find_all(nodes.Getattr)}
+    return frozenset(names | {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)})
+
+
 def _tojson(
     value: Any,
     ensure_ascii: bool = False,

@@ -275,18 +275,21 @@ def test_a_template_with_other_headers(metadata: Any) -> None:
         assert [b.position for b in prompt.boundaries if b.kind is BoundaryKind.SYSTEM_END] == [starts[1]]
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
-        "{% for m in messages %}{{ '<|box_start|>' if m.role == 'user' else '<|box_end|>' }}{{ m.content }}{% endfor %}",
-    ],
-)
-def test_a_template_without_a_common_header_has_no_boundaries(tokenizer: Tokenizer, source: str) -> None:
-    """Where no control token opens every message, nothing is guessed."""
+def test_a_template_without_headers_has_no_boundaries(tokenizer: Tokenizer) -> None:
+    """Where no control token opens a message, nothing is guessed."""
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     prompt = ChatTemplate(source, tokenizer).encode_chat([SYSTEM, USER, ANSWER], add_generation_prompt=False)
     assert prompt.ids
     assert prompt.boundaries == ()
+
+
+def test_headers_may_differ_between_roles(tokenizer: Tokenizer) -> None:
+    """Each role's own token opens its messages; a system message that looks like an answer gives no SYSTEM_END."""
+    source = "{% for m in messages %}{{ '<|box_start|>' if m.role == 'user' else '<|box_end|>' }}{{ m.content }}{% endfor %}"
+    prompt = ChatTemplate(source, tokenizer).encode_chat([SYSTEM, USER, ANSWER], add_generation_prompt=False)
+    openers = {tokenizer.control_tokens["<|box_start|>"], tokenizer.control_tokens["<|box_end|>"]}
+    assert [b.position for b in prompt.boundaries] == [at for at, token in enumerate(prompt.ids) if token in openers]
+    assert {b.kind for b in prompt.boundaries} == {BoundaryKind.MESSAGE_START}
 
 
 def test_a_template_that_refuses_system_messages_still_has_message_starts(tokenizer: Tokenizer) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from svc.errors import RequestError
 from svc.http.text.messages import MAX_DEPTH, normalise_messages, normalise_tools
+from svc.http.text.template_habits import Habits
 
 USER = {"role": "user", "content": "hi"}
 
@@ -87,29 +88,117 @@ def test_tool_arguments_become_an_object(arguments: Any, plain: dict[str, Any]) 
     assert message["content"] == ""
 
 
+NO_OBJECTS = (
+    "{",
+    "{a:1",
+    "[1]",
+    "1",
+    '"x"',
+    '"{\\"a\\": 1}"',
+    '{"a": NaN}',
+    '{"a": [1e400]}',
+    '{"a": -Infinity}',
+    "[" * 100_000,
+    '{"a": ' + "1" * 5000 + "}",
+    '{"a":' * (MAX_DEPTH + 1) + "1" + "}" * (MAX_DEPTH + 1),
+)
+
+
+@pytest.mark.parametrize("arguments", NO_OBJECTS)
+def test_arguments_that_are_no_object_are_a_text(arguments: str) -> None:
+    """What the model wrote once is never the reason to refuse the conversation: it stays the text that it was, or one argument."""
+    (_, message) = normalise_messages(_call(arguments))
+    assert message["tool_calls"][0]["function"]["arguments"] == arguments
+    (_, message) = normalise_messages(_call(arguments), Habits(text_arguments=False))
+    assert message["tool_calls"][0]["function"]["arguments"] == {"arguments": arguments}
+
+
 @pytest.mark.parametrize(
-    "arguments",
+    ("arguments", "text"),
     [
-        "{",
-        "[1]",
-        "1",
-        "null",
-        '"x"',
-        '{"a": NaN}',
-        '{"a": 1e999}',
-        "[" * 100_000,
-        '{"a": ' + "1" * 5000 + "}",
-        5,
-        [1],
-        '{"a":' * (MAX_DEPTH + 1) + "1" + "}" * (MAX_DEPTH + 1),
+        ('{"b":1,  "a": 1.50}', '{"b":1,  "a": 1.50}'),
+        ({"b": 1, "a": "é"}, '{"b": 1, "a": "é"}'),
+        ("", "{}"),
+        (None, "{}"),
+        ("{a:1", "{a:1"),
     ],
 )
+def test_a_template_may_want_arguments_as_text(arguments: Any, text: str) -> None:
+    """It gets the text as the client sent it, byte for byte; an object is written down."""
+    (_, message) = normalise_messages(_call(arguments), Habits(object_arguments=False))
+    assert message["tool_calls"][0]["function"]["arguments"] == text
+
+
+@pytest.mark.parametrize("arguments", [5, True, [1], {"a": float("inf")}])
 def test_bad_tool_arguments_are_named(arguments: Any) -> None:
-    """Arguments that are no JSON object, or a hostile one, are a RequestError naming the call."""
+    """Arguments that are neither text nor a JSON object come from the client, not from a model: a RequestError naming the call."""
     with pytest.raises(RequestError) as error:
         normalise_messages(_call(arguments))
     assert error.value.param == "messages[1].tool_calls[0].function.arguments"
     assert error.value.param in str(error.value)
+
+
+def test_the_older_form_of_a_call() -> None:
+    """`function_call` is a call without an id, and `function` the role of its result."""
+    old = [
+        USER,
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}},
+        {"role": "function", "name": "f", "content": "42"},
+    ]
+    assert normalise_messages(old) == [
+        USER,
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
+        },
+        {"role": "tool", "name": "f", "content": "42"},
+    ]
+
+
+def test_results_get_the_name_of_their_tool() -> None:
+    """By the id of the call; a name that the client sends stays, and an unknown id gives none."""
+    calls = [{"id": name, "function": {"name": f"tool {name}", "arguments": "{}"}} for name in ("a", "b")]
+    results = [{"role": "tool", "content": "x", "tool_call_id": name} for name in ("b", "a", "c")]
+    messages = [USER, {"role": "assistant", "tool_calls": calls}, *results, results[0] | {"name": "mine"}]
+    plain = normalise_messages(messages)
+    assert [message.get("name") for message in plain[2:]] == ["tool b", "tool a", None, "mine"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "content", "reasoning"),
+    [
+        ([{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}], "a", "hm"),
+        ([{"type": "thinking", "thinking": [{"type": "text", "text": "h"}, {"type": "text", "text": "m"}]}], "", "hm"),
+        ([{"type": "reasoning", "text": "h"}, {"type": "reasoning", "reasoning": "m"}], "", "h\nm"),
+        ([{"type": "redacted_thinking", "data": "xyz"}, {"type": "output_text", "text": "a"}], "a", None),
+    ],
+)
+def test_thinking_among_the_parts(parts: Any, content: str, reasoning: str | None) -> None:
+    """It is reasoning, not content; the field of its own counts first."""
+    (message,) = normalise_messages([{"role": "assistant", "content": parts}])
+    assert (message["content"], message.get("reasoning_content")) == (content, reasoning)
+    (message,) = normalise_messages([{"role": "assistant", "content": parts, "reasoning": "said"}])
+    assert message["reasoning_content"] == "said"
+
+
+def test_reasoning_has_every_name_that_is_read() -> None:
+    """Under whatever name the client sends it."""
+    for key in ("reasoning_content", "reasoning", "thinking"):
+        (message,) = normalise_messages([{"role": "assistant", "content": "", key: "hm"}], Habits(reasoning_keys=("a", "b")))
+        assert message == {"role": "assistant", "content": "", "a": "hm", "b": "hm"}
+
+
+PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+
+def test_content_in_the_form_that_is_taken() -> None:
+    """Parts where the template takes them and the client sent them, or where it takes nothing else; else text."""
+    both = [{"role": "user", "content": "a"}, {"role": "user", "content": PARTS}]
+    assert [m["content"] for m in normalise_messages(both)] == ["a", "a\nb"]
+    assert [m["content"] for m in normalise_messages(both, Habits(part_roles=frozenset({"user"})))] == ["a", PARTS]
+    only_parts = Habits(text_roles=frozenset(), part_roles=frozenset({"user"}))
+    assert [m["content"] for m in normalise_messages(both, only_parts)] == [PARTS[:1], PARTS]
 
 
 @pytest.mark.parametrize(
