@@ -82,7 +82,7 @@ class OperatorSignals:
                 "running": stats.num_running,
                 "waiting": stats.num_waiting,
                 "slots": stats.num_slots,
-                "kv_pages_held": cache.held_pages,
+                "kv_pages_held": cache.pinned_pages,
                 "kv_pages_cached": cache.cached_pages,
                 "kv_pages": cache.num_pages,
                 "snapshots_used": cache.num_snapshots - cache.free_snapshots,

@@ -32,8 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.sampling.params import SamplingParams
-from svc.memory.moves import Move
 from svc.memory.plan import MemoryPlan
+from svc.memory.tiers import Move
 
 PENDING = -1
 """In place of a token id: the token that the step submitted just before samples for the same row."""

@@ -17,8 +17,8 @@ from svc.compute.forward import forward
 from svc.compute.ops import Ops
 from svc.compute.pending import has_pending_history, resolve
 from svc.compute.step_inputs import StepInputs, build_step_inputs, pairs
-from svc.memory.moves import MoveKind
 from svc.memory.plan import MemoryPlan
+from svc.memory.tiers import MoveKind
 from svc.model.arch.model import Model
 
 MAX_LOGIT_ROWS = 64  # rows of logits held at once: a row of a large vocabulary is a megabyte

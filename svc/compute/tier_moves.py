@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from svc.compute.backend import StepBatch
-from svc.memory.moves import Move, MoveKind
+from svc.memory.tiers import Move, MoveKind
 
 SLABS = {
     MoveKind.PAGE_OUT: ("kv", "host_kv"),

@@ -61,7 +61,7 @@ class Generation:
             counts = f"{len(self.prompts)} prompts with n={num_choices}" if len(self.prompts) > 1 else f"n={num_choices}"
             message = f"{counts} are {wanted} answers; this server has room for {engine.max_requests} at once."
             raise RequestError(message, param="n" if num_choices > 1 else "prompt")
-        engine.check_room(wanted)
+        engine.check_capacity(wanted)
 
     def _submit(self, prompt_index: int, prompt: PromptTokens, choice: int, stop: StopStrings | None) -> None:
         service, options = self.service, self.options

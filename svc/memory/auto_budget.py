@@ -5,12 +5,12 @@ from svc.errors import MemoryBudgetError
 from svc.memory.layout import MemoryLayout
 from svc.memory.plan import MemoryPlan
 
-FREE_SHARE = 0.5  # of what is free after the weights: the rest is left to the system and to what runs beside us
+FREE_SHARE = 0.5  # of the memory free after the weights: the rest is left to the system and to other programs
 KV_SHARE = 0.6  # of that, where both budgets are auto and both are needed
 USEFUL_CONTEXTS_PER_SLOT = 4  # conversations kept whole for each one that is running
 USEFUL_SNAPSHOTS_PER_SLOT = 64
 HOST_SHARE = 0.25  # of the machine's free memory: pinned memory is lost to everything else
-USEFUL_HOST_TIERS = 4  # times what the device has: what has not been used for longer seldom comes back
+USEFUL_HOST_TIERS = 4  # times the device's budgets: entries unused for longer seldom come back
 MIB = 2**20
 
 
@@ -42,7 +42,7 @@ def resolve_budgets(
 
     share = int(free_share * beside_bytes) - row_bytes - (kv_bytes or 0) - (snapshot_bytes or 0)
     if kv_bytes is None and snapshot_bytes is None:
-        # What one of the two cannot use goes to the other.
+        # The part of one budget that is of no use goes to the other.
         kv = min(useful_kv, max(int(KV_SHARE * share), share - useful_snapshots))
         snapshots = min(useful_snapshots, share - kv)
     else:
@@ -59,7 +59,7 @@ def resolve_budgets(
         place = "" if all_given else " beside the weights"
         what = f"{num_rows} slots with kv_bytes={format_size(kv)} and snapshot_bytes={format_size(snapshots)}"
         remedy = _what_fits(
-            room_bytes=limit_bytes - row_bytes,
+            limit_bytes=limit_bytes - row_bytes,
             kv_bytes=kv_bytes,
             snapshot_bytes=snapshot_bytes,
             smallest_kv=smallest_kv,
@@ -96,39 +96,39 @@ def resolve_host_budgets(
     times = min(USEFUL_HOST_TIERS, share / max(automatic, 1))
     kv = int(times * plan.kv_bytes) if host_kv_bytes is None else host_kv_bytes
     snapshots = int(times * plan.snapshot_bytes) if host_snapshot_bytes is None else host_snapshot_bytes
-    # Of an automatic budget, what holds nothing is none.
+    # An automatic budget too small for one page or snapshot is none.
     kv = 0 if host_kv_bytes is None and kv < plan.layout.page_bytes else kv
     return kv, 0 if host_snapshot_bytes is None and snapshots < plan.layout.state_bytes else snapshots
 
 
 def _what_fits(
-    *, room_bytes: int, kv_bytes: int | None, snapshot_bytes: int | None, smallest_kv: int, smallest_snapshots: int
+    *, limit_bytes: int, kv_bytes: int | None, snapshot_bytes: int | None, smallest_kv: int, smallest_snapshots: int
 ) -> str | None:
-    """The largest budgets, of those that were given, that go into `room_bytes`; None where no budget is large enough to blame."""
-    if room_bytes < smallest_kv + smallest_snapshots:
+    """The largest values, for the budgets that were given, that fit into `limit_bytes`; None when lower budgets would not help."""
+    if limit_bytes < smallest_kv + smallest_snapshots:
         return None
     if kv_bytes is not None and snapshot_bytes is not None:
-        return f"kv_bytes and snapshot_bytes together can be {_rounded(room_bytes)}"
+        return f"kv_bytes and snapshot_bytes together can be at most {_rounded(limit_bytes)}"
     if kv_bytes is not None:
-        return f"kv_bytes can be {_rounded(room_bytes - smallest_snapshots)}"
+        return f"kv_bytes can be at most {_rounded(limit_bytes - smallest_snapshots)}"
     if snapshot_bytes is not None:
-        return f"snapshot_bytes can be {_rounded(room_bytes - smallest_kv)}"
+        return f"snapshot_bytes can be at most {_rounded(limit_bytes - smallest_kv)}"
     return None
 
 
-def _slots_that_fit(room_bytes: int, slot_bytes: int) -> str:
-    """`slot_bytes`: the least that one takes, with its share of both budgets."""
-    slots = room_bytes // slot_bytes
-    return f"max_slots can be {slots}" if slots else f"one slot alone needs {format_size(slot_bytes)}"
+def _slots_that_fit(limit_bytes: int, slot_bytes: int) -> str:
+    """`slot_bytes`: the least memory that one slot needs, its share of both budgets included."""
+    slots = limit_bytes // slot_bytes
+    return f"max_slots can be at most {slots}" if slots else f"one slot alone needs {format_size(slot_bytes)}"
 
 
 def _rounded(size: int) -> str:
-    """Down to whole MiB, where there are any: for reading, and to be taken as a setting."""
+    """Rounded down to whole MiB, unless it is less than one: easy to read, and safe as a setting."""
     return format_size(size - size % MIB if size >= MIB else size)
 
 
 def weights_remark(*, weights_bytes: int, caches_bytes: int, available_bytes: int) -> str | None:
-    """What to say of weights that do not fit beside the caches, in one sentence; None where they do."""
+    """A warning in one sentence about weights that do not fit beside the caches; None when they fit."""
     beside_bytes = max(available_bytes - caches_bytes, 0)
     if weights_bytes <= beside_bytes:
         return None

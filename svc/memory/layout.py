@@ -1,11 +1,11 @@
-"""What one KV page, one live row and one snapshot hold, in elements and bytes. Numbers only.
+"""Contents and sizes of one KV page, one state row and one snapshot, in elements and bytes. Numbers only.
 
 Two slabs, laid out alike for every backend:
 
 - KV slab `[num_pages, page_elements]`, element type `kv_type`. Inside a page: attention layer, then K before V, then KV head,
   then the row in the page, then the head dimension: `[L_attn, 2, H_kv, P, D]`. One page is one contiguous block, so that copying,
   moving or saving a page is one memory copy.
-- state slabs `[num_rows, state_elements]` (live rows) and `[num_snapshots, state_elements]` (snapshots), float32, with the same
+- state slabs `[num_rows, state_elements]` (state rows) and `[num_snapshots, state_elements]` (snapshots), float32, with the same
   inner layout, so that saving or restoring is one memory copy. Inside: for each DeltaNet layer the recurrent state
   `[H_v, D_k * D_v]` (its inner order belongs to the backend: `state_order`), then the `[conv_rows, channels]` raw convolution rows
   (oldest first); after all layers the final hidden row `[C]` (after the output norm) of the last token.
@@ -76,7 +76,7 @@ class MemoryLayout:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one live row, and of one snapshot."""
+        """Bytes of one state row, and of one snapshot."""
         return self.state_elements * STATE_BYTES
 
     def recurrent_offset(self, delta_layer: int) -> int:

@@ -1,11 +1,12 @@
-"""KV pages as numbers: who holds each page, how many of its rows are sealed, who may write it, which are free.
+"""KV pages as numbers: who uses each page, how many of its rows are sealed, who may write it, which are free.
 
-Owner of all page counts. A page has two kinds of references: *holds* (live leases, copies under way, pins) and *claims* (nodes
-of the prefix tree). A page with claims only is *cached*: eviction can give it back, or move it to the host. With neither it is
-free. A page keeps its number wherever it stands (tiers.py); a held page stays where it is, except that a lease fetches its own.
+Owner of all page counts. A page is *pinned* by live leases, by copies under way and by pinned snapshots, and *referenced* by nodes
+of the prefix tree. A page with references only is *cached*: eviction can free it, or move it to the host. With neither it is free.
+A page keeps its number when it moves between the tiers (tiers.py); a pinned page stays where it is, except that a lease fetches
+its own.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,24 +15,27 @@ from svc.memory.tiers import Tiers
 
 NO_WRITER = -1
 
+Pages = NDArray[np.int32]
+"""Page numbers, each at most once."""
+
 
 class PagePool:
-    """`num_pages` pages of `page_tokens` rows each on the device, and room for `num_host_pages` more on the host."""
+    """`num_pages` pages of `page_tokens` rows each on the device, and `num_host_pages` more on the host."""
 
     def __init__(self, num_pages: int, page_tokens: int, num_host_pages: int = 0) -> None:
         self.num_pages = num_pages
         self.page_tokens = page_tokens
-        # Pages on the device with claims and no hold; kept as a count so that admission is O(1) (check() recounts).
+        # Pages on the device with references and no pin; kept as a count so that admission is O(1) (check() recounts).
         self.num_cached = 0
         self._tiers = Tiers(num_pages, num_host_pages)
-        num_pages += num_host_pages
-        self._free = list(range(num_pages - 1, -1, -1))
-        self._holds = [0] * num_pages
-        self._claims = [0] * num_pages
-        # Rows below this number are immutable until the page is free. It never falls while the page lives, even when the claim
-        # that set it goes: a lease that resumed behind that claim still reads those rows.
-        self._sealed_rows = [0] * num_pages
-        self._writer = [NO_WRITER] * num_pages
+        total = num_pages + num_host_pages
+        self._free = list(range(total - 1, -1, -1))
+        self._pins = np.zeros(total, np.int32)
+        self._references = np.zeros(total, np.int32)
+        # Rows below this number are immutable until the page is free. It never falls while the page lives, even when the reference
+        # that set it goes: a lease that resumed behind that reference still reads those rows.
+        self._sealed_rows = np.zeros(total, np.int32)
+        self._writer = np.full(total, NO_WRITER, np.int64)
 
     def __repr__(self) -> str:
         return f"PagePool({self.num_free} free, {self.num_cached} cached of {self.num_pages})"
@@ -56,126 +60,138 @@ class PagePool:
 
     @property
     def places(self) -> NDArray[np.int32]:
-        """Place on the device by page, negative for pages that stand elsewhere: int32, changes with every move."""
+        """Place on the device by page, negative for pages elsewhere: int32, changes with every move."""
         return self._tiers.places
 
     def pages_for(self, end: int) -> int:
         """How many pages cover positions [0, end)."""
         return -(-end // self.page_tokens)
 
-    # -- holds ----------------------------------------------------------------------------------------------------------------
-    def allocate(self, writer: int) -> int:
-        """A free page, held once, with `writer` (a lease's serial) as its only writer."""
-        page = self._free.pop()
-        self._tiers.put(page)
-        self._holds[page] = 1
-        self._writer[page] = writer
-        return page
+    # -- pins -----------------------------------------------------------------------------------------------------------------
+    def allocate(self, count: int, writer: int) -> Pages:
+        """`count` free pages, each pinned once, with `writer` (a lease's serial) as their only writer."""
+        pages = np.array([self._free.pop() for _ in range(count)], np.int32)
+        for page in pages.tolist():
+            self._tiers.put(page)
+        self._pins[pages] = 1
+        self._writer[pages] = writer
+        return pages
 
-    def hold(self, pages: Iterable[int]) -> None:
-        for page in pages:
-            if not self._holds[page]:
-                assert self._claims[page], f"page {page} is free and cannot be held"
-                self.num_cached -= not self.on_host(page)
-            self._holds[page] += 1
+    def pin(self, pages: Pages) -> None:
+        unpinned = pages[self._pins[pages] == 0]
+        assert (self._references[unpinned] > 0).all(), "a free page cannot be pinned"
+        self.num_cached -= self._count_on_device(unpinned)
+        self._pins[pages] += 1
 
-    def release(self, pages: Iterable[int]) -> None:
-        for page in pages:
-            assert self._holds[page] > 0, f"page {page} is released more often than held"
-            self._holds[page] -= 1
-            if not self._holds[page]:
-                if self._claims[page]:
-                    self.num_cached += not self.on_host(page)
-                else:
-                    self._set_free(page)
+    def unpin(self, pages: Pages) -> None:
+        assert (self._pins[pages] > 0).all(), "a page is unpinned more often than pinned"
+        self._pins[pages] -= 1
+        unpinned = pages[self._pins[pages] == 0]
+        cached = self._references[unpinned] > 0
+        self.num_cached += self._count_on_device(unpinned[cached])
+        self._set_free(unpinned[~cached])
 
-    def is_held(self, page: int) -> bool:
-        return self._holds[page] > 0
+    def is_pinned(self, page: int) -> bool:
+        return bool(self._pins[page] > 0)
 
-    # -- claims ---------------------------------------------------------------------------------------------------------------
-    def claim(self, pages: Iterable[int]) -> None:
-        for page in pages:
-            assert self._holds[page] or self._claims[page], f"page {page} is free and cannot be claimed"
-            self._claims[page] += 1
+    def num_wanted(self, pages: Pages) -> int:
+        """Pages that pinning and fetching `pages` takes out of `num_available`: those unpinned, or on the host."""
+        return int(((self._pins[pages] == 0) | (self.places[pages] < 0)).sum())
 
-    def unclaim(self, pages: Iterable[int]) -> None:
-        for page in pages:
-            assert self._claims[page] > 0, f"page {page} is unclaimed more often than claimed"
-            self._claims[page] -= 1
-            if not self._claims[page] and not self._holds[page]:
-                self.num_cached -= not self.on_host(page)
-                self._set_free(page)
+    # -- references -----------------------------------------------------------------------------------------------------------
+    def add_references(self, pages: Pages) -> None:
+        assert ((self._pins[pages] > 0) | (self._references[pages] > 0)).all(), "a free page cannot be referenced"
+        self._references[pages] += 1
+
+    def drop_references(self, pages: Pages) -> None:
+        assert (self._references[pages] > 0).all(), "a page loses more references than it has"
+        self._references[pages] -= 1
+        unused = pages[(self._references[pages] == 0) & (self._pins[pages] == 0)]
+        self.num_cached -= self._count_on_device(unused)
+        self._set_free(unused)
 
     def seal(self, page: int, rows: int) -> None:
         """Makes the first `rows` rows immutable."""
-        self._sealed_rows[page] = max(self._sealed_rows[page], rows)
+        self._sealed_rows[page] = max(int(self._sealed_rows[page]), rows)
+
+    def seal_whole(self, pages: Pages) -> None:
+        """Makes all rows of `pages` immutable."""
+        self._sealed_rows[pages] = self.page_tokens
 
     def sealed_rows(self, page: int) -> int:
-        return self._sealed_rows[page]
+        return int(self._sealed_rows[page])
 
     # -- tiers ----------------------------------------------------------------------------------------------------------------
     def on_host(self, page: int) -> bool:
         return self._tiers.on_host(page)
 
+    def absent(self, pages: Pages) -> list[int]:
+        """Those of `pages` that are on the host."""
+        return pages[self.places[pages] < 0].tolist() if self.num_host_pages else []
+
     def device_place(self, page: int) -> int:
-        """Where on the device it stands."""
+        """Its place on the device."""
         return self._tiers.device_place(page)
 
     def move_out(self, page: int) -> tuple[int, int]:
         """To the host, which must have a free place; the page is cached: (place on the device, place on the host)."""
-        assert self._claims[page], f"page {page} is free and cannot be moved"
-        assert not self._holds[page], f"page {page} is held and cannot be moved"
+        assert self._references[page], f"page {page} is free and cannot be moved"
+        assert not self._pins[page], f"page {page} is pinned and cannot be moved"
         self.num_cached -= 1
         return self._tiers.move_out(page)
 
     def move_in(self, page: int) -> tuple[int, int]:
-        """To the device, which must have a free place; the page is held: (place on the host, place on the device)."""
-        assert self._holds[page], f"page {page} is not held: nobody needs it on the device"
+        """To the device, which must have a free place; the page is pinned: (place on the host, place on the device)."""
+        assert self._pins[page], f"page {page} is not pinned: nobody needs it on the device"
         return self._tiers.move_in(page)
 
-    def find_idle(self) -> int | None:
+    def find_cached(self) -> int | None:
         """Some cached page on the device. Looks at all of them."""
-        pages = np.flatnonzero(self.places >= 0).tolist()
-        return next((page for page in pages if not self._holds[page] and self._claims[page]), None)
+        pages = np.flatnonzero((self.places >= 0) & (self._pins == 0) & (self._references > 0))
+        return int(pages[0]) if len(pages) else None
 
     # -- writers --------------------------------------------------------------------------------------------------------------
     def writer(self, page: int) -> int:
-        return self._writer[page]
+        return int(self._writer[page])
 
-    def can_take_over(self, page: int, row: int) -> bool:
+    def can_steal(self, page: int, row: int) -> bool:
         """Whether a newcomer may write rows >= `row` in place: nobody else writes there and nothing beyond is sealed."""
-        return self._writer[page] == NO_WRITER and self._sealed_rows[page] <= row
+        return bool(self._writer[page] == NO_WRITER and self._sealed_rows[page] <= row)
 
-    def take_over(self, page: int, writer: int) -> None:
+    def steal(self, page: int, writer: int) -> None:
         assert self._writer[page] == NO_WRITER, f"page {page} already has a writer"
         self._writer[page] = writer
 
-    def stop_writing(self, page: int, writer: int) -> None:
-        if self._writer[page] == writer:
-            self._writer[page] = NO_WRITER
+    def stop_writing(self, pages: Pages, writer: int) -> None:
+        self._writer[pages[self._writer[pages] == writer]] = NO_WRITER
 
     # -- checks ---------------------------------------------------------------------------------------------------------------
-    def check(self, holds: Sequence[int], claims: Sequence[int]) -> None:
-        """Compares the counts with what the holders say: every page once per reference, in any order."""
-        held, claimed = np.array(self._holds), np.array(self._claims)
-        _expect_equal("holds", held, np.bincount(np.array(holds, dtype=np.intp), minlength=len(held)))
-        _expect_equal("claims", claimed, np.bincount(np.array(claims, dtype=np.intp), minlength=len(held)))
-        listed = np.bincount(np.array(self._free, dtype=np.intp), minlength=len(held))
-        _expect_equal("entries in the free list", listed, ((held == 0) & (claimed == 0)).astype(np.intp))
-        self._tiers.check(np.flatnonzero((held > 0) | (claimed > 0)).tolist())
-        cached = int(((held == 0) & (claimed > 0) & (self.places >= 0)).sum())
+    def check(self, pins: Sequence[int], references: Sequence[int]) -> None:
+        """Compares the counts with those of all users: every page once per use, in any order."""
+        num = len(self._pins)
+        _expect_equal("pins", self._pins, np.bincount(np.array(pins, dtype=np.intp), minlength=num))
+        _expect_equal("references", self._references, np.bincount(np.array(references, dtype=np.intp), minlength=num))
+        listed = np.bincount(np.array(self._free, dtype=np.intp), minlength=num)
+        used = (self._pins > 0) | (self._references > 0)
+        _expect_equal("entries in the free list", listed, (~used).astype(np.intp))
+        self._tiers.check(np.flatnonzero(used).tolist())
+        cached = int(((self._pins == 0) & (self._references > 0) & (self.places >= 0)).sum())
         assert cached == self.num_cached, f"{self.num_cached} cached pages counted, {cached} found"
         for page in self._free:
             assert self._sealed_rows[page] == 0, f"free page {page} has sealed rows"
             assert self._writer[page] == NO_WRITER, f"free page {page} has a writer"
 
-    def _set_free(self, page: int) -> None:
-        self._sealed_rows[page] = 0
-        self._writer[page] = NO_WRITER
-        self._tiers.remove(page)
-        self._free.append(page)
+    def _count_on_device(self, pages: Pages) -> int:
+        return int((self.places[pages] >= 0).sum()) if self.num_host_pages else len(pages)
+
+    def _set_free(self, pages: Pages) -> None:
+        self._sealed_rows[pages] = 0
+        self._writer[pages] = NO_WRITER
+        for page in pages.tolist():
+            self._tiers.remove(page)
+            self._free.append(page)
 
 
-def _expect_equal(what: str, counted: NDArray[np.intp], found: NDArray[np.intp]) -> None:
+def _expect_equal(what: str, counted: NDArray[np.int32] | NDArray[np.intp], found: NDArray[np.intp]) -> None:
     for page in np.flatnonzero(counted != found)[:1]:
         raise AssertionError(f"page {page}: {counted[page]} {what} counted, {found[page]} expected")

@@ -1,4 +1,4 @@
-"""Where snapshots are taken: the positions worth a snapshot, and the choice among them when snapshots are scarce."""
+"""Where snapshots are taken: which positions of a prompt, and which of those when snapshots are scarce."""
 
 import enum
 from collections.abc import Iterable, Sequence
@@ -14,21 +14,25 @@ class BoundaryKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """`position` tokens stand before it."""
+    """There are `position` tokens before it."""
 
     position: int
     kind: BoundaryKind
 
 
 class WantedKind(enum.IntEnum):
-    """Why a position is worth a snapshot; the lower, the more it is worth."""
+    """Why a state is captured. Among the positions of a prompt, the lower number is the more valuable."""
 
-    PROMPT_END = 0  # the same prompt again needs no token
-    JOIN = 1  # others wait for it
+    PROMPT_END = 0  # the same prompt again evaluates no token
+    JOIN = 1  # waiting requests resume there
     BRANCH = 2  # where the tree has shown that texts part
     MESSAGE_START = 3  # edited and regenerated messages
     SYSTEM_END = 4  # other conversations on the same system block
     SPARSE = 5  # a change somewhere in a long text
+    GENERATED = 6  # every N tokens of an answer
+    ANSWER_END = 7  # the next turn
+    CANCELLED = 8  # a retry goes on there
+    PREEMPTED = 9  # it comes back itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class Wanted:
     kind: WantedKind
 
 
-SPARSE_FROM_TOKENS = 64  # nearest to the end; a change that is nearer still re-evaluates at most this much
+SPARSE_FROM_TOKENS = 64  # distance of the last one from the end; after a change nearer than that, at most these are evaluated
 LATEST_MESSAGES = 2  # message starts that come before the system end: the last message and the answer's role header
 
 
@@ -53,7 +57,7 @@ def plan_captures(
     *,
     hybrid: bool = True,
 ) -> list[Wanted]:
-    """Where a prompt of `prompt_tokens`, known up to `start`, is to be captured, by ascending position; at most `limit`.
+    """The captures of a prompt of `prompt_tokens`, known up to `start`: at most `limit`, by ascending position.
 
     Only positions with start < position <= prompt_tokens, each once, under its most valuable kind. When there are more than
     `limit`: the prompt end, joins, the branch, the latest two message starts, the system end, the other message starts from the
@@ -88,8 +92,8 @@ def plan_captures(
 def sparse_positions(prompt_tokens: int, start: int, others: Iterable[int]) -> list[int]:
     """Positions to add, from the end backwards, so that resume points lie log-spaced from the end.
 
-    Distances from the end are the powers of two from 64 on, each only where no other position (`others`, or `start` itself) does
-    its service. For every t there is then a resume point (`start` is one) between t and max(2 t, 64) before the end.
+    Distances from the end are the powers of two from 64 on, each only where no other position (`others`, or `start` itself) is near
+    enough to serve instead. For every t there is then a resume point (`start` is one) between t and max(2 t, 64) before the end.
     """
     distances = sorted({prompt_tokens - position for position in (*others, start) if position < prompt_tokens})
     sparse = []
@@ -106,7 +110,7 @@ def sparse_positions(prompt_tokens: int, start: int, others: Iterable[int]) -> l
 
 
 def next_generated_capture(prompt_tokens: int, known_tokens: int, every_tokens: int) -> int | None:
-    """First position behind `known_tokens` that stands a multiple of `every_tokens` behind the prompt; None when 0 (off)."""
+    """First position after `known_tokens` that is a multiple of `every_tokens` behind the prompt; None when that is 0 (off)."""
     if every_tokens <= 0:
         return None
     generated = max(known_tokens - prompt_tokens, 0)

@@ -1,4 +1,4 @@
-"""From budgets in bytes to counts of pages, rows and snapshots; refuses budgets that cannot work, saying what would fit."""
+"""From budgets in bytes to counts of pages, state rows and snapshots. Refuses budgets that cannot work and says which would."""
 
 from dataclasses import dataclass, replace
 
@@ -9,13 +9,13 @@ from svc.memory.layout import MemoryLayout
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Everything a backend has to allocate, and everything `memory/` hands out numbers of."""
+    """How much a backend allocates, and how many pages, rows and snapshots `memory/` has to hand out."""
 
     layout: MemoryLayout
     num_pages: int
     num_rows: int  # slots: sequences that can be live at once
     num_snapshots: int  # snapshots that can be kept
-    num_host_pages: int = 0  # beside the device: what has no room there is kept here
+    num_host_pages: int = 0  # on the host, for pages evicted from the device
     num_host_snapshots: int = 0
 
     @property
@@ -63,19 +63,19 @@ def plan_memory(layout: MemoryLayout, *, kv_bytes: int, snapshot_bytes: int, num
         need = 2 * num_rows * layout.page_bytes
         raise MemoryBudgetError(
             f"kv_bytes={format_size(kv_bytes)} holds {num_pages} pages of {layout.page_bytes} bytes, "
-            f"too few for {num_rows} slots: give at least {format_size(need)}, or fewer slots"
+            f"too few for {num_rows} slots: set it to at least {format_size(need)}, or lower max_slots"
         )
     if num_snapshots < num_rows:
         need = num_rows * layout.state_bytes
         raise MemoryBudgetError(
             f"snapshot_bytes={format_size(snapshot_bytes)} holds {num_snapshots} snapshots of {layout.state_bytes} bytes, "
-            f"too few for {num_rows} slots: give at least {format_size(need)}, or fewer slots"
+            f"too few for {num_rows} slots: set it to at least {format_size(need)}, or lower max_slots"
         )
     return MemoryPlan(layout=layout, num_pages=num_pages, num_rows=num_rows, num_snapshots=num_snapshots)
 
 
 def with_host_tier(plan: MemoryPlan, *, host_kv_bytes: int, host_snapshot_bytes: int) -> MemoryPlan:
-    """The plan with budgets (bytes, 0: none) for what has no room on the device. MemoryBudgetError when one holds nothing."""
+    """The plan with a host tier of these budgets (bytes; 0: none). MemoryBudgetError when one is too small for anything."""
     budgets = (
         ("host_kv_bytes", host_kv_bytes, "page", plan.layout.page_bytes),
         ("host_snapshot_bytes", host_snapshot_bytes, "snapshot", plan.layout.state_bytes),
@@ -83,7 +83,8 @@ def with_host_tier(plan: MemoryPlan, *, host_kv_bytes: int, host_snapshot_bytes:
     for key, size, what, each in budgets:
         if 0 < size < each:
             raise MemoryBudgetError(
-                f"{key}={format_size(size)} holds no {what} of {each} bytes: give at least {format_size(each)}, or 0 for none"
+                f"{key}={format_size(size)} holds no {what} of {each} bytes: "
+                f"set it to at least {format_size(each)}, or to 0 for none"
             )
     num_pages, num_snapshots = (size // each if each else 0 for _, size, _, each in budgets)
     return replace(plan, num_host_pages=num_pages, num_host_snapshots=num_snapshots)

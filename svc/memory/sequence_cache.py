@@ -1,47 +1,44 @@
-"""The two memories behind one face: pages, slots, snapshots and the tree of what is known. The only thing `slots` uses.
+"""The one interface of the memory: pages, state rows, snapshots and the prefix tree. Owner of all of them.
 
-Owner of all of them. Life of one sequence:
+Life of one sequence:
 
-    resume = cache.match(tokens, now)            where can it go on?
-    lease = cache.open(tokens, resume, now)      a slot, the shared pages, the snapshot pinned
-    cache.ready(lease)                           before its first step: what it resumes from has arrived from the host
-    cache.start_snapshot(lease)                      restore this snapshot into lease.row in its first step (None: zero the row)
-    cache.extend(lease, end, now)                before every step: pages for the positions it writes
-    cache.take_copies(lease)                     after extend: page copies that the same step must make first
-    cache.reserve(lease, tokens, position, now)  a snapshot for a capture in that step
-    cache.started(lease)                         after a step with copies or the restore
-    cache.publish(ref, tokens, lease, now)       after the step that wrote the snapshot
-    cache.close(lease, tokens, valid, now)       however it ends
+    resume = cache.match(tokens)                    where can it resume?
+    lease = cache.open(tokens, resume, now)         a state row, the shared pages, the snapshot pinned
+    cache.extend(lease, end, now)                   before every step: pages for the positions it writes
+    cache.reserve(lease, position, now, kind)       a snapshot for a capture in that step
+    cache.close(lease, valid, now)                  however it ends
 
-    cache.take_moves()                           for every step: what it must copy between device and host
-    cache.moves_over(count), .moves_failed()     after it
+A step is a transaction. `step = cache.begin(leases, captures, saves)` says everything the step does to the memory besides its
+forward pass: moves, page copies, rows to set to zero, to restore and to save. After the step `cache.finish(step, ...)` publishes
+what it wrote, or `cache.abort(step)` discards it when the step failed.
 
-Steps run on the device in the order they were planned. So a page or snapshot given back may be handed out at once, although a step
-under way still writes it: its next owner's writes come later. Moves keep to the same order (moves.py), so that what has been moved
-to the host can be matched at once, although it may still be on its way: whatever fetches it comes behind.
+Steps run on the device in the order they were planned. So a page or snapshot that is freed may be handed out at once, although a
+step under way still writes it: its next owner's writes come later. Moves keep to the same order (tiers.py), so that a page moved
+to the host can be matched at once, although it may still be on its way: moves that fetch it come later.
 
-With a host tier (plan.num_host_pages, plan.num_host_snapshots) what is evicted from the device moves there, and the least worth of
-what stands there is lost. A resume point may stand on the host, whole or in part: `open` then takes places on the device for its
-pages, and its snapshot goes straight from the host into the live row.
-
-Token ids are passed as int32 arrays or any sequence of ints; arrays are not converted and so cost less. Nothing here keeps them.
+With a host tier (plan.num_host_pages, plan.num_host_snapshots) pages and snapshots evicted from the device move there, and those
+with the lowest score there are lost. A resume point may be on the host, whole or in part: `open` then takes places on the device
+for its pages, and its snapshot goes straight from the host into the state row. A lease is `ready` once all of that has arrived.
 """
 
 import itertools
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from svc.memory.block_table import BlockTable
-from svc.memory.evictor import Evictor
-from svc.memory.lease import COLD, Lease, ResumePoint
-from svc.memory.moves import Move, MoveKind, MoveQueue
-from svc.memory.page_pool import PagePool
-from svc.memory.plan import MemoryPlan
-from svc.memory.prefix_tree import PrefixTree, TokenIds, Walk, token_array
-from svc.memory.snapshot_ring import SnapshotRef, SnapshotRing, SnapshotState, StaleSnapshotError
-from svc.memory.state_rows import StateRows
-from svc.memory.stats import CacheStats, Counters
+import numpy as np
 
-__all__ = ["COLD", "Lease", "ResumePoint", "SequenceCache", "SnapshotRef", "StaleSnapshotError", "TokenIds"]
+from svc.memory.eviction import Evictor
+from svc.memory.integrity import check_cache
+from svc.memory.lease import COLD, BlockTable, FixedTokens, Lease, Reservation, ResumePoint, StateRows, StepMemory, TokenSource
+from svc.memory.page_pool import PagePool, Pages
+from svc.memory.placement import WantedKind
+from svc.memory.plan import MemoryPlan
+from svc.memory.prefix_tree import Node, PrefixTree, TokenArray, TokenIds, Walk, token_array
+from svc.memory.snapshot_ring import SnapshotRef, SnapshotRing, StaleSnapshotError
+from svc.memory.stats import CacheCounters, CacheStats, cache_stats
+from svc.memory.tiers import MoveKind, MoveQueue
+
+__all__ = ["COLD", "Lease", "Reservation", "ResumePoint", "SequenceCache", "SnapshotRef", "StaleSnapshotError", "StepMemory"]
 
 
 class SequenceCache:
@@ -57,21 +54,25 @@ class SequenceCache:
         self._arriving: dict[int, int] = {}  # page -> number of the move that brings it to the device
         self._tree = PrefixTree(self._pool, self._ring, hybrid=self._hybrid)
         self._leases: dict[int, Lease] = {}  # by serial
-        self._writer_of: dict[int, Lease] = {}  # snapshot reserved -> lease
-        self._pinned_pages: dict[int, list[int]] = {}  # snapshot published and pinned -> claims on its path, held with it
+        self._pinned_pages: dict[int, Pages] = {}  # snapshot published and pinned -> the pages of its path, pinned with it
         self._serials = itertools.count(1)
-        self._counters = Counters()
+        self._counters = CacheCounters()
         self._evictor = Evictor(self._pool, self._ring, self._tree, self._moves, self._counters)
 
     def __repr__(self) -> str:
         return f"SequenceCache({len(self._leases)} leases, {self._pool!r}, {self._ring!r}, {self._tree!r})"
 
     # -- beginning ------------------------------------------------------------------------------------------------------------
-    def match(self, tokens: TokenIds, now: float) -> ResumePoint:
-        """Deepest point at which `tokens` can go on. Changes nothing (`now` is not used: being used is what `open` notes).
+    @property
+    def version(self) -> int:
+        """Grows with every change that can make `match` answer differently."""
+        return self._tree.version
+
+    def match(self, tokens: TokenIds) -> ResumePoint:
+        """The deepest point at which `tokens` can resume. Changes nothing.
 
         Hybrid: the deepest published snapshot on the path. Attention-only: the whole common prefix, except that the last token is
-        evaluated anew when no snapshot (of its hidden row) stands at exactly len(tokens). Either tier is as good.
+        evaluated again when no snapshot (of its hidden row) is at exactly len(tokens). The tier does not matter.
         """
         walk = self._tree.walk(token_array(tokens))
         node = self._tree.deepest_snapshot(walk)
@@ -79,197 +80,199 @@ class SequenceCache:
         if not self._hybrid and position < len(tokens):
             position, node = min(walk.matched, len(tokens) - 1), None
         snapshot = None if node is None or node.snapshot_id is None else self._ring.ref(node.snapshot_id)
-        return ResumePoint(max(position, 0), snapshot, walk.matched)
+        position = max(position, 0)
+        return ResumePoint(position, snapshot, walk.matched, walk, self._tree.pages(walk, position), self._tree.version)
 
-    def open(self, tokens: TokenIds, resume: ResumePoint, now: float) -> Lease | None:
-        """Takes a slot, holds the shared pages and pins the snapshot; None (and nothing held) when no slot is free, or no room on
-        the device for the pages that have to come from the host.
+    def open(self, tokens: TokenIds | TokenSource, resume: ResumePoint, now: float) -> Lease | None:
+        """Takes a state row and pins the shared pages and the snapshot. None, and nothing pinned, when no row is free, or not
+        enough pages on the device for those that must come from the host.
 
-        Raises StaleSnapshotError when `resume` is no longer true; match again. Matching and opening without anything between is
-        always right.
+        Raises StaleSnapshotError when `resume` is no longer true; match again. Opening right after matching is always safe.
         """
-        walk = self._tree.walk(token_array(tokens, resume.position))
-        node = self._tree.deepest_snapshot(walk) if resume.snapshot is not None else None
-        if resume.snapshot is not None and (
-            node is None
-            or node.end != resume.position
-            or node.snapshot_id is None
-            or self._ring.ref(node.snapshot_id) != resume.snapshot
-        ):
-            raise StaleSnapshotError(f"{resume} does not hold any more")
-        if walk.matched < resume.position:
-            raise StaleSnapshotError(f"{resume} does not hold any more: only {walk.matched} tokens are known")
+        source = FixedTokens.of(tokens) if isinstance(tokens, Sequence | np.ndarray) else tokens
+        resume = self._current(source.array, resume)
+        assert resume.walk is not None
+        assert resume.pages is not None
         row = self._rows.take()
         if row is None:
             return None
-        size = self._pool.page_tokens
-        pages = walk.pages(resume.position, size)
-        self._pool.hold(pages)
-        if resume.snapshot is not None:
-            self.pin(resume.snapshot)
-        absent = [page for page in pages if self._pool.on_host(page)] if self.plan.num_host_pages else []
-        if absent and not self._evictor.make_room(len(absent), now):
-            self._pool.release(pages)
+        pages = resume.pages
+        self._pool.pin(pages)
+        if resume.snapshot is not None and self._ring.pin(resume.snapshot):
+            self._pin_pages(resume.snapshot.snapshot_id, pages)
+        absent = self._pool.absent(pages)
+        if absent and not self._evictor.free_pages(len(absent), now):
+            self._pool.unpin(pages)
             if resume.snapshot is not None:
                 self.unpin(resume.snapshot)
             self._rows.give_back(row)
             return None
+        size = self._pool.page_tokens
         shared = resume.position // size if resume.position % size else None
-        table = BlockTable(size, pages, self._pool.places)
-        lease = Lease(row, resume.position, table, next(self._serials), shared, resume.snapshot)
+        for page in absent:
+            self._arriving[page] = self._moves.add(MoveKind.PAGE_IN, *self._pool.move_in(page))
+        table = BlockTable(size, pages, self._pool.places[pages])
+        lease = Lease(row, resume.position, table, source, next(self._serials), shared, resume.snapshot, resume.snapshot)
         self._leases[lease.serial] = lease
-        if resume.snapshot is not None and node is not None:
+        if resume.snapshot is not None:
             lease.trail.append(resume.snapshot)
+            node = self._tree.node_of_snapshot(resume.snapshot.snapshot_id)
             node.last_use = max(node.last_use, now)
         if not self._hybrid:
-            self._tree.touch(walk, now)
-        self._fetch(lease, absent, walk)
+            self._tree.touch(resume.walk, now)
+        self._await_moves(lease, len(absent), resume.walk)
         self._counters.num_opened += 1
         self._counters.num_resumed += resume.position > 0
         self._counters.resumed_tokens += resume.position
         return lease
 
-    def ready(self, lease: Lease) -> bool:
-        """Whether all that the lease resumes from stands on the device, so that a step may read it."""
-        return lease.ready_after <= self._moves.num_over
-
-    def start_snapshot(self, lease: Lease) -> int | None:
-        """Place of the snapshot to restore into the lease's row in its first step; None: set the row to zero (also for
-        attention-only), unless it `row_comes` from the host and is left alone.
-
-        Ask before `started`: afterwards the snapshot may hold something else.
-        """
-        assert not lease.closed, f"{lease!r} is closed"
-        assert not lease.restored, f"{lease!r} has started already"
-        assert self.ready(lease), f"{lease!r} starts before its memory has arrived"
-        return None if lease.snapshot is None or lease.row_comes else self._ring.device_place(lease.snapshot)
-
     # -- writing --------------------------------------------------------------------------------------------------------------
     def extend(self, lease: Lease, end: int, now: float) -> bool:
-        """Pages for all positions < end, evicting what is worth least when none is free. False, and nothing changed, when even
-        that is not enough.
+        """Pages for all positions < end, evicting those with the lowest score when none is free. False, and nothing changed, when
+        even that is not enough.
 
-        Before its first write the lease also copies or takes over the partial page it shares: see `take_copies`.
+        Before its first write the lease also copies or steals the partial page it shares; the next `begin` carries the copy.
         """
         assert not lease.closed, f"{lease!r} is closed"
         wanted = max(self._pool.pages_for(end) - len(lease.table), 0)
         index = lease.shared_page if end > lease.start else None
         if index is None and not wanted:
             return True
-        copies = index is not None and not self._pool.can_take_over(
-            lease.table.page_at(index), lease.start % self._pool.page_tokens
-        )
-        if not self._evictor.make_room(wanted + copies, now):
+        copies = index is not None and not self._pool.can_steal(lease.table.page_at(index), lease.start % self._pool.page_tokens)
+        if not self._evictor.free_pages(wanted + copies, now):
             return False
         if index is not None:
             self._own_page(lease, index, copy=copies)
-        for _ in range(wanted):
-            lease.table.append(self._pool.allocate(lease.serial))
+        if wanted:
+            pages = self._pool.allocate(wanted, lease.serial)
+            lease.table.extend(pages, self._pool.places[pages])
         return True
 
-    def take_copies(self, lease: Lease) -> list[tuple[int, int]]:
-        """Page copies (source, target) that the step writing behind the last `extend` must make first. Each is given out once;
-        the source is kept until `started`."""
-        copies, lease.new_copies = lease.new_copies, []
-        return copies
+    def num_wanted_pages(self, lease: Lease, end: int) -> int:
+        """The most pages that `extend` to `end` can take, the copy of a shared page counted."""
+        return max(self._pool.pages_for(end) - len(lease.table), 0) + (lease.shared_page is not None)
 
-    def started(self, lease: Lease) -> None:
-        """A step with the lease's restore (or zeroing) or copies has been done: lets go of the snapshot and of copied pages.
-
-        Call it after each such step; when in doubt, after any step of the lease.
-        """
-        if lease.closed:
-            return
-        lease.restored = True
-        self._drop_start(lease)
-
-    # -- snapshots ------------------------------------------------------------------------------------------------------------
-    def reserve(self, lease: Lease, tokens: TokenIds, position: int, now: float) -> SnapshotRef | None:
-        """A snapshot for the state after tokens[:position]; None: skip this capture.
+    def reserve(self, lease: Lease, position: int, now: float, kind: WantedKind = WantedKind.SPARSE) -> Reservation | None:
+        """A snapshot for the state after `position` tokens of the lease; None: skip this capture.
 
         None when a snapshot is published there already, when the lease has reserved that position, or when no snapshot is free and
-        none is cheaper than this one would be. Never waits, never touches pinned, reserved or written snapshots.
+        none has a lower score than this one would have. Never waits, never touches pinned, reserved or written snapshots.
         """
+        tokens = lease.tokens.array
         assert not lease.closed, f"{lease!r} is closed"
         assert 0 < position <= len(tokens), f"no state after {position} of {len(tokens)} tokens"
         if position in lease.reserved:
             return None
-        walk = self._tree.walk(token_array(tokens, position))
+        walk = self._tree.walk(tokens[:position], self._anchor(lease, position))
         node = self._tree.deepest_snapshot(walk)
         shallower = node.end if node is not None else 0
         if shallower == position:
             return None
-        own = (reserved for reserved in lease.reserved if reserved < position)
-        ref = self._ring.reserve(position) or self._evictor.take_snapshot(position, max(shallower, *own, 0), now)
+        own = max((reserved for reserved in lease.reserved if reserved < position), default=0)
+        ref = self._ring.reserve(position) or self._evictor.take_snapshot(position, max(shallower, own), kind, now)
         if ref is None:
             self._counters.num_skipped += 1
             return None
-        lease.reserved[position] = ref
-        self._writer_of[ref.snapshot_id] = lease
-        return ref
+        lease.reserved[position] = reservation = Reservation(lease, position, ref, self._ring.device_place(ref))
+        return reservation
 
-    def publish(self, ref: SnapshotRef, tokens: TokenIds, lease: Lease, now: float) -> None:
-        """The snapshot and the pages of tokens[:position] have been written: makes them matchable.
+    # -- a step ---------------------------------------------------------------------------------------------------------------
+    def begin(self, leases: Sequence[Lease], captures: Sequence[Reservation] = (), saves: Sequence[Reservation] = ()) -> StepMemory:
+        """What the next step does to the memory. `leases` take part in it and are ready; `finish` closes the leases of `saves`."""
+        copies: list[tuple[int, int]] = []
+        zero_rows: list[int] = []
+        restores: list[tuple[int, int]] = []
+        starting: list[Lease] = []
+        for lease in leases:
+            assert not lease.closed, f"{lease!r} is closed"
+            assert lease.ready, f"{lease!r} takes part in a step before its memory has arrived"
+            if lease.new_copy is not None:
+                copies.append(self._take_copy(lease.new_copy))
+                lease.new_copy = None
+            if lease.started:
+                continue
+            lease.started = True
+            starting.append(lease)
+            if lease.snapshot is None:
+                zero_rows.append(lease.row)
+            elif not lease.row_comes:
+                restores.append((lease.row, self._ring.device_place(lease.snapshot)))
+        before, moves = self._moves.num_given_out, self._moves.take()
+        places = tuple(copies), tuple(zero_rows), tuple(restores)
+        return StepMemory(tuple(leases), before, moves, *places, tuple(saves), tuple(captures), tuple(starting))
 
-        What the tree knows of the path keeps its pages; the rest is claimed from the lease's. Where a snapshot already stands, the
-        new snapshot is given back - or the old one, if joiners wait for the new one.
+    def finish(self, step: StepMemory, now: float, moves_over: int = 0, distrusted: Collection[Lease] = ()) -> None:
+        """The step is done: publishes its captures and saves, closes the saved leases, unpins the snapshots it restored.
+
+        Reservations of closed leases are gone already; those of `distrusted` leases, whose numbers are not finite, are discarded.
+        `moves_over`: how many moves of all steps are done.
         """
-        position = self._ring.position(ref)
-        if lease.closed or lease.reserved.get(position) != ref:
-            raise StaleSnapshotError(f"{ref} was not reserved by {lease!r}")
-        assert position <= min(len(tokens), lease.table.end), f"{ref} at {position} lies beyond what {lease!r} has written"
-        self._ring.mark_written(ref)
-        self._forget_reserved(ref, lease)
-        node = self._tree.insert(token_array(tokens, position), lease.table.pages, now)
-        if node.snapshot_id is not None:
-            self._counters.num_duplicates += 1
-            if self._ring.is_pinned(node.snapshot_id) or not self._ring.is_pinned(ref.snapshot_id):
-                node.last_use = max(node.last_use, now)
-                self._ring.give_up(ref)
-                return
-            self._ring.give_up(self._ring.ref(self._tree.swap(node, ref.snapshot_id)))
-        else:
-            self._tree.attach(node, ref.snapshot_id, now)
-            self._counters.num_published += 1
-        self._ring.mark_published(ref)
-        lease.trail.append(ref)
-        if self._ring.is_pinned(ref.snapshot_id):
-            self._hold_path(ref.snapshot_id)
+        for lease in step.leases:
+            self._drop_start(lease)
+        self._note_moves(moves_over)
+        for save in step.saves:
+            if save.lease.closed:
+                continue
+            trusted = save.lease not in distrusted
+            if trusted:
+                self._publish(save, now)
+            self.close(save.lease, save.position if trusted else 0, now)
+        for capture in step.captures:
+            if capture.lease in distrusted:
+                self.discard(capture)
+            elif not capture.lease.closed:
+                self._publish(capture, now)
 
+    def abort(self, step: StepMemory, now: float) -> None:
+        """The step failed or was never run: nothing it was to write is kept, and its saved leases are closed.
+
+        Its other leases are the caller's to close. Call `recover` when they are.
+        """
+        for lease in step.starting:
+            lease.started = False
+        for save in step.saves:
+            if not save.lease.closed:
+                self.close(save.lease, 0, now)
+        for capture in step.captures:
+            if not capture.lease.closed:
+                self.discard(capture)
+
+    def recover(self) -> None:
+        """After an aborted step: if moves were under way, the pages they carried cannot be trusted, and nothing is matched any
+        more.
+
+        Close the leases that are not `ready` before: what they wait for may never arrive.
+        """
+        if self._moves.num_under_way:
+            self._note_moves(self._moves.num_given_out)
+            self.clear()
+
+    # -- snapshots ------------------------------------------------------------------------------------------------------------
     def distrust(self, lease: Lease) -> None:
-        """The lease's numbers have turned out not to be finite: nothing it resumed from or published is matched any more.
+        """The lease's numbers are not finite: nothing it resumed from or published is matched any more.
 
         Where the fault came from is not known, and a snapshot kept would fail every request on that prefix for ever. An
-        attention-only model cannot tell which of its pages are at fault and forgets all it knows.
+        attention-only model cannot tell which of its pages are at fault and forgets all of them.
         """
         if not self._hybrid:
             self.clear()
         for ref in lease.trail:
             if self._ring.is_published(ref):
-                self._evictor.give_up_snapshot(self._tree.detach(self._tree.node_of_snapshot(ref.snapshot_id)))
+                self._evictor.release_snapshot(self._tree.detach(self._tree.node_of_snapshot(ref.snapshot_id)))
         lease.trail.clear()
 
-    def device_snapshot(self, ref: SnapshotRef) -> int:
-        """Place on the device of a reserved snapshot: what a step writes."""
-        return self._ring.device_place(ref)
-
-    def position(self, ref: SnapshotRef) -> int:
-        """How many tokens the state in that snapshot stands behind."""
-        return self._ring.position(ref)
-
-    def abandon(self, ref: SnapshotRef) -> None:
-        """Gives back a reserved snapshot. If joiners have pinned it, it stays aside, unmatched, until they let go."""
-        lease = self._writer_of.get(ref.snapshot_id)
-        if self._ring.state(ref) is not SnapshotState.RESERVED or lease is None:
-            raise StaleSnapshotError(f"{ref} is not reserved")
-        self._forget_reserved(ref, lease)
-        self._ring.give_up(ref)
-        self._counters.num_abandoned += 1
+    def discard(self, reservation: Reservation) -> None:
+        """Frees a reserved snapshot. If waiting requests have pinned it, it stays aside, unmatched, until they unpin it."""
+        if reservation.lease.reserved.get(reservation.position) is not reservation:
+            raise StaleSnapshotError(f"{reservation.ref} is not reserved")
+        del reservation.lease.reserved[reservation.position]
+        self._ring.release(reservation.ref)
+        self._counters.num_discarded += 1
 
     def pin(self, ref: SnapshotRef) -> None:
         """Keeps a snapshot (reserved or published), and once published its pages, from eviction. Counted."""
         if self._ring.pin(ref) and self._ring.is_published(ref):
-            self._hold_path(ref.snapshot_id)
+            self._pin_path(ref.snapshot_id)
 
     def pin_at(self, tokens: TokenIds, position: int) -> SnapshotRef | None:
         """Pins the published snapshot of tokens[:position], or None when there is none."""
@@ -281,170 +284,158 @@ class SequenceCache:
         return ref
 
     def unpin(self, ref: SnapshotRef) -> None:
-        """One pin less. Allowed for whoever pinned it, also after the snapshot was abandoned or erased meanwhile."""
-        if self._ring.unpin(ref):
-            self._pool.release(self._pinned_pages.pop(ref.snapshot_id, ()))
+        """One pin less. Allowed also after the snapshot was discarded or evicted meanwhile."""
+        if self._ring.unpin(ref) and ref.snapshot_id in self._pinned_pages:
+            self._pool.unpin(self._pinned_pages.pop(ref.snapshot_id))
 
     # -- ending ---------------------------------------------------------------------------------------------------------------
-    def close(self, lease: Lease, tokens: TokenIds, valid: int, now: float) -> None:
-        """Frees the slot, the pages, the pins and whatever the lease had reserved and not published.
+    def close(self, lease: Lease, valid: int, now: float) -> None:
+        """Frees the row, the pages, the pins and every reservation that is not published.
 
-        tokens[:valid] are the positions truly written. An attention-only model keeps them all matchable; a hybrid one keeps what
-        its published snapshots claim. Pass valid=0 for a sequence whose values cannot be trusted.
+        tokens[:valid] are the positions truly written. An attention-only model keeps them all matchable; a hybrid one keeps the
+        pages of its published snapshots. Pass valid=0 for a sequence whose values cannot be trusted.
         """
+        tokens = lease.tokens.array
         assert not lease.closed, f"{lease!r} is closed twice"
         assert valid <= min(len(tokens), lease.table.end), f"{valid} valid positions, but {lease!r} and {len(tokens)} tokens"
-        if valid > 0 and not self._hybrid:
-            self._tree.claim(token_array(tokens, valid), lease.table.pages, now)
-        for ref in list(lease.reserved.values()):
-            self.abandon(ref)
+        if valid > lease.start and not self._hybrid:  # else there is nothing new, and its copy of a shared page may not be made yet
+            self._tree.insert_pages(tokens[:valid], lease.table.pages, now)
+        for reservation in list(lease.reserved.values()):
+            self.discard(reservation)
+        if lease.new_copy is not None:
+            self._take_copy(lease.new_copy)
         self._drop_start(lease)
-        lease.new_copies = []
-        for page in lease.table.pages:
-            self._pool.stop_writing(page, lease.serial)
-        self._pool.release(lease.table.pages)
+        self._pool.stop_writing(lease.table.pages, lease.serial)
+        self._pool.unpin(lease.table.pages)
         self._rows.give_back(lease.row)
         lease.closed = True
         del self._leases[lease.serial]
 
     def clear(self) -> None:
-        """Forgets everything that can be matched. Live leases, reserved snapshots and pins go on."""
+        """Forgets everything that can be matched. Live leases, reservations and pins go on."""
         while self._tree.leaves:
-            self._evictor.give_up_snapshot(self._tree.drop_leaf(self._tree.leaves[-1]))
-
-    # -- between the tiers ----------------------------------------------------------------------------------------------------
-    def take_moves(self) -> tuple[int, tuple[Move, ...]]:
-        """(how many moves earlier steps were given, what the next step has to copy before all else, in order)."""
-        before = self._moves.num_given_out
-        return before, self._moves.take()
-
-    def moves_over(self, count: int) -> None:
-        """The first `count` moves ever taken are done."""
-        self._moves.over(count)
-        self._arriving = {page: number for page, number in self._arriving.items() if number > count}
-
-    def moves_failed(self) -> None:
-        """A step failed. If moves were under way, what they carried cannot be trusted, and nothing known so far is matched any
-        more. Close the leases that are not `ready` before: what they wait for may never arrive."""
-        if self._moves.num_under_way:
-            self.moves_over(self._moves.num_given_out)
-            self.clear()
+            self._evictor.release_snapshot(self._tree.drop_leaf(self._tree.leaves[-1]))
 
     # -- asking ---------------------------------------------------------------------------------------------------------------
-    def free_pages_possible(self) -> int:
+    def num_available_pages(self) -> int:
         """Pages free now or by eviction: `extend` can get exactly that many. O(1)."""
         return self._pool.num_available
 
-    def idle_pages(self, tokens: TokenIds, resume: ResumePoint) -> int:
-        """Pages that `open` would take out of `free_pages_possible`: those of the resume point that nobody holds yet, or that stand
-        on the host."""
-        walk = self._tree.walk(token_array(tokens, resume.position))
-        pages = walk.pages(min(resume.position, walk.matched), self._pool.page_tokens)
-        return sum(self._pool.on_host(page) or not self._pool.is_held(page) for page in pages)
-
-    @property
-    def num_free_rows(self) -> int:
-        """Slots nobody sits on."""
-        return self._rows.num_free
+    def num_pages_to_pin(self, tokens: TokenSource, resume: ResumePoint) -> int:
+        """Pages that `open` would take out of `num_available_pages`: those of the resume point not pinned yet, or on the host."""
+        pages = self._current(tokens.array, resume).pages
+        return 0 if pages is None else self._pool.num_wanted(pages)
 
     def stats(self) -> CacheStats:
-        """For metrics and status pages; walks the whole tree, so not in every step."""
-        pool, ring, rows = self._pool, self._ring, self._rows
-        return CacheStats(
-            num_pages=pool.num_pages,
-            free_pages=pool.num_free,
-            cached_pages=pool.num_cached,
-            held_pages=pool.num_pages - pool.num_available,
-            num_rows=rows.num_rows,
-            free_rows=rows.num_free,
-            num_snapshots=ring.num_snapshots,
-            free_snapshots=ring.num_free,
-            reserved_snapshots=ring.count(SnapshotState.RESERVED) + ring.count(SnapshotState.WRITTEN),
-            published_snapshots=ring.count(SnapshotState.PUBLISHED),
-            stranded_snapshots=ring.count(SnapshotState.STRANDED),
-            pinned_snapshots=ring.num_pinned,
-            num_host_pages=pool.num_host_pages,
-            free_host_pages=pool.num_free_on_host,
-            num_host_snapshots=ring.num_host_snapshots,
-            free_host_snapshots=ring.num_free_on_host,
-            page_bytes=self.plan.layout.page_bytes,
-            state_bytes=self.plan.layout.state_bytes,
-            num_nodes=sum(1 for _ in self._tree.nodes()),
-            counters=replace(self._counters),
-        )
+        """For metrics and status pages."""
+        counters = replace(self._counters, num_candidates=self._evictor.num_candidates, num_walks=self._tree.num_walks)
+        return cache_stats(self.plan, self._pool, self._ring, self._rows, self._tree, counters)
 
     def check(self) -> None:
-        """Proves that every page, snapshot and row is accounted for; AssertionError says what is not. Linear."""
-        claims, snapshots = self._tree.check()
-        holds = [page for pages in self._pinned_pages.values() for page in pages]
-        pins: dict[int, int] = {}
-        reserved: dict[int, Lease] = {}
-        for lease in self._leases.values():
-            holds += lease.table.pages + lease.copy_sources
-            if lease.snapshot is not None:
-                pins[lease.snapshot.snapshot_id] = pins.get(lease.snapshot.snapshot_id, 0) + 1
-            for position, ref in lease.reserved.items():
-                assert self._ring.position(ref) == position, f"{lease!r} has {ref} under position {position}"
-                assert self._ring.state(ref) is SnapshotState.RESERVED, f"{ref} of {lease!r} is {self._ring.state(ref).value}"
-                reserved[ref.snapshot_id] = lease
-            for page in lease.table.pages:
-                assert not self._pool.on_host(page), f"page {page} of {lease!r} stands on the host"
-                writer = self._pool.writer(page)
-                assert writer == lease.serial or writer in self._leases or writer < 0, (
-                    f"page {page} has the writer {writer}, who left"
-                )
-        assert reserved == self._writer_of, "reserved snapshots and their leases do not add up"
-        written = self._ring.count(SnapshotState.RESERVED) + self._ring.count(SnapshotState.WRITTEN)
-        assert written == len(reserved), f"{written} snapshots are reserved or written, {len(reserved)} have an owner"
-        self._pool.check(holds, claims)
-        self._ring.check(snapshots, pins)
-        self._rows.check([lease.row for lease in self._leases.values()])
-        for snapshot_id in self._pinned_pages:
-            assert self._ring.is_pinned(snapshot_id), f"pages are held for snapshot {snapshot_id}, which nobody pins"
+        """Proves that every page, snapshot and row is accounted for; AssertionError says which is not. Linear."""
+        check_cache(self._tree, self._pool, self._ring, self._rows, self._leases, self._pinned_pages)
 
     # -- parts ----------------------------------------------------------------------------------------------------------------
+    def _current(self, tokens: TokenArray, resume: ResumePoint) -> ResumePoint:
+        """The resume point with its walk and pages; found again, and compared, if the tree has changed since."""
+        if resume.walk is not None and resume.version == self._tree.version:
+            return resume
+        walk = self._tree.walk(tokens[: resume.position])
+        node = self._tree.deepest_snapshot(walk) if resume.snapshot is not None else None
+        current = None if node is None or node.snapshot_id is None else self._ring.ref(node.snapshot_id)
+        if current != resume.snapshot or walk.matched < resume.position:
+            raise StaleSnapshotError(f"{resume} is no longer true: {walk.matched} tokens are known, the snapshot is {current}")
+        return replace(resume, walk=walk, pages=self._tree.pages(walk, resume.position), version=self._tree.version)
+
+    def _anchor(self, lease: Lease, position: int) -> Node | None:
+        """The node of the deepest snapshot known on the lease's path, if it is still there and not beyond `position`."""
+        ref = lease.anchor
+        if ref is None or not self._ring.is_published(ref) or self._ring.position(ref) > position:
+            return None
+        return self._tree.node_of_snapshot(ref.snapshot_id)
+
+    def _publish(self, reservation: Reservation, now: float) -> None:
+        """The snapshot and the pages of tokens[:position] have been written: makes them matchable.
+
+        Edges that the tree knows keep their pages; the rest is referenced in the lease's. Where there is a snapshot already, the
+        new one is freed - or the old one, if requests wait for the new one.
+        """
+        lease, position, ref = reservation.lease, reservation.position, reservation.ref
+        if lease.closed or lease.reserved.get(position) is not reservation:
+            raise StaleSnapshotError(f"{ref} was not reserved by {lease!r}")
+        tokens = lease.tokens.array
+        assert position <= min(len(tokens), lease.table.end), f"{ref} at {position} lies beyond the pages of {lease!r}"
+        self._ring.mark_written(ref)
+        del lease.reserved[position]
+        node = self._tree.insert(tokens[:position], lease.table.pages, now, self._anchor(lease, position))
+        if node.snapshot_id is not None:
+            self._counters.num_duplicates += 1
+            if self._ring.is_pinned(node.snapshot_id) or not self._ring.is_pinned(ref.snapshot_id):
+                node.last_use = max(node.last_use, now)
+                lease.anchor = self._ring.ref(node.snapshot_id)
+                self._ring.release(ref)
+                return
+            self._ring.release(self._ring.ref(self._tree.swap(node, ref.snapshot_id)))
+        else:
+            self._tree.attach(node, ref.snapshot_id, now)
+            self._counters.num_published += 1
+        self._ring.mark_published(ref)
+        lease.anchor = ref
+        lease.trail.append(ref)
+        if self._ring.is_pinned(ref.snapshot_id):
+            self._pin_path(ref.snapshot_id)
+
     def _own_page(self, lease: Lease, index: int, *, copy: bool) -> None:
         """Makes the lease the writer of its shared partial page, or of a copy of it."""
         page = lease.table.page_at(index)
         lease.shared_page = None
         if not copy:
-            self._pool.take_over(page, lease.serial)
-            self._counters.num_take_overs += 1
+            self._pool.steal(page, lease.serial)
+            self._counters.num_stolen_pages += 1
             return
-        target = self._pool.allocate(lease.serial)
-        lease.table.replace(index, target)
-        lease.copy_sources.append(page)  # the table's hold on it becomes the copy's
-        lease.new_copies.append((self._pool.device_place(page), self._pool.device_place(target)))
+        target = int(self._pool.allocate(1, lease.serial)[0])
+        lease.table.replace(index, target, self._pool.device_place(target))
+        lease.new_copy = page, target  # the table's pin becomes the copy's
         self._counters.num_page_copies += 1
 
-    def _fetch(self, lease: Lease, absent: list[int], walk: Walk) -> None:
-        """Queues the moves that bring a new lease its pages `absent` from the device, and its state where that is on the host."""
-        for page in absent:
-            self._arriving[page] = self._moves.add(MoveKind.PAGE_IN, *self._pool.move_in(page))
-        if absent:
+    def _take_copy(self, copy: tuple[int, int]) -> tuple[int, int]:
+        """The places of a copy, for the step that makes it. Its source may then be freed: only later steps write there."""
+        places = self._pool.device_place(copy[0]), self._pool.device_place(copy[1])
+        self._pool.unpin(np.array(copy[:1], np.int32))
+        return places
+
+    def _await_moves(self, lease: Lease, num_absent: int, walk: Walk) -> None:
+        """Lets a new lease wait for the moves that bring its pages, and queues the one of its state where that is on the host."""
+        if num_absent:
             self._tree.back_on_device(walk, lease.start)
-        if self._arriving:  # what somebody else fetches is waited for too
-            lease.ready_after = max((self._arriving.get(page, 0) for page in lease.table.pages), default=0)
+        if self._arriving:  # pages that another lease fetches are waited for too
+            lease.ready_after = max((self._arriving.get(page, 0) for page in lease.table.pages.tolist()), default=0)
         if lease.snapshot is not None and self._ring.on_host(lease.snapshot.snapshot_id):
             lease.row_comes = True
             lease.ready_after = self._moves.add(MoveKind.ROW_IN, self._ring.host_place(lease.snapshot), lease.row)
-        self._counters.pages_moved_in += len(absent)
+        self._counters.pages_moved_in += num_absent
         self._counters.rows_moved_in += lease.row_comes
-        self._counters.num_host_resumes += bool(absent) or lease.row_comes
+        self._counters.num_host_resumes += bool(num_absent) or lease.row_comes
 
-    def _hold_path(self, snapshot_id: int) -> None:
-        """Pages of a pinned snapshot count as held, not as cached: `free_pages_possible` then promises nothing it cannot keep."""
-        pages = self._tree.claims_on_path(self._tree.node_of_snapshot(snapshot_id))
-        self._pool.hold(pages)
+    def _note_moves(self, count: int) -> None:
+        """The first `count` moves of all steps are done: leases that waited for them are ready."""
+        self._moves.over(count)
+        if self._arriving:
+            self._arriving = {page: number for page, number in self._arriving.items() if number > count}
+        for lease in self._leases.values():
+            if lease.ready_after and lease.ready_after <= self._moves.num_over:
+                lease.ready_after = 0
+
+    def _pin_path(self, snapshot_id: int) -> None:
+        """Pins the pages that a resume at the snapshot reads: `num_available_pages` then promises nothing it cannot keep."""
+        self._pin_pages(snapshot_id, self._tree.pages_of(self._tree.node_of_snapshot(snapshot_id)))
+
+    def _pin_pages(self, snapshot_id: int, pages: Pages) -> None:
+        self._pool.pin(pages)
         self._pinned_pages[snapshot_id] = pages
 
     def _drop_start(self, lease: Lease) -> None:
-        sources, lease.copy_sources = lease.copy_sources, []
-        self._pool.release(sources)
+        """Unpins the snapshot it started from."""
         if lease.snapshot is not None:
             ref, lease.snapshot = lease.snapshot, None
             self.unpin(ref)
-
-    def _forget_reserved(self, ref: SnapshotRef, lease: Lease) -> None:
-        del lease.reserved[self._ring.position(ref)]
-        del self._writer_of[ref.snapshot_id]

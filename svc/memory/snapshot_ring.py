@@ -1,14 +1,12 @@
-"""Snapshots as numbers: life cycle, generations, pins, and the hands that find a cheap one in each tier.
+"""Snapshots as numbers: life cycle, generations and pins.
 
 Owner of all snapshot states. A snapshot keeps its id, and its references stay valid, when it moves between the tiers (tiers.py).
 The prefix tree knows which path of tokens and which pages it belongs to.
 """
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from svc.memory.eviction import sweep
 from svc.memory.tiers import Tiers
 
 
@@ -18,7 +16,7 @@ class StaleSnapshotError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRef:
-    """One filling of a snapshot. A snapshot given back and taken again has a new generation, so an old reference is an error."""
+    """One use of a snapshot id. An id freed and reserved again has a new generation, so an old reference is an error."""
 
     snapshot_id: int
     generation: int
@@ -56,8 +54,6 @@ class SnapshotRing:
         self._generation = [0] * num_snapshots
         self._pins = [0] * num_snapshots
         self._position = [0] * num_snapshots
-        self._hand = 0
-        self._host_hand = 0
 
     def __repr__(self) -> str:
         counts = {state.value: self._state.count(state) for state in SnapshotState}
@@ -85,7 +81,7 @@ class SnapshotRing:
 
     # -- looking --------------------------------------------------------------------------------------------------------------
     def ref(self, snapshot_id: int) -> SnapshotRef:
-        """The reference to what the snapshot holds now."""
+        """The current reference to an id in use."""
         assert self._state[snapshot_id] is not SnapshotState.FREE, f"snapshot {snapshot_id} is free"
         return SnapshotRef(snapshot_id, self._generation[snapshot_id])
 
@@ -94,7 +90,7 @@ class SnapshotRing:
         return self._state[ref.snapshot_id]
 
     def position(self, ref: SnapshotRef) -> int:
-        """How many tokens the snapshot stands behind."""
+        """Number of tokens before the state."""
         self._verify(ref)
         return self._position[ref.snapshot_id]
 
@@ -124,7 +120,7 @@ class SnapshotRing:
         self._verify(ref)
         self._move(ref.snapshot_id, SnapshotState.PUBLISHED)
 
-    def give_up(self, ref: SnapshotRef) -> None:
+    def release(self, ref: SnapshotRef) -> None:
         """Ends the snapshot in any state: free at once, or stranded until the last pin goes. It is never matched again."""
         self._verify(ref)
         if self._pins[ref.snapshot_id]:
@@ -156,7 +152,7 @@ class SnapshotRing:
         return self._tiers.on_host(snapshot_id)
 
     def device_place(self, ref: SnapshotRef) -> int:
-        """Where on the device it stands."""
+        """Its place on the device."""
         self._verify(ref)
         return self._tiers.device_place(ref.snapshot_id)
 
@@ -170,34 +166,18 @@ class SnapshotRing:
         assert not self._pins[ref.snapshot_id], f"{ref} is pinned and cannot be moved"
         return self._tiers.move_out(ref.snapshot_id)
 
-    # -- the hands ------------------------------------------------------------------------------------------------------------
-    def find_cheap(self, worth_of: Callable[[int], float]) -> tuple[SnapshotRef | None, float, int]:
-        """Moves the device's hand on and returns the cheapest unpinned published snapshot it saw, its worth and how many it looked
-        at."""
-        snapshot_id, value, looked = sweep(self._hand, self.num_snapshots, self._worth(self._tiers.thing_on_device, worth_of))
-        self._hand = (self._hand + looked) % max(self.num_snapshots, 1)
-        return self._snapshot_at(self._tiers.thing_on_device, snapshot_id), value, looked
+    # -- candidates for eviction ----------------------------------------------------------------------------------------------
+    def evictable_on_device(self, place: int) -> SnapshotRef | None:
+        """The snapshot in that place of the device if eviction may take it: published and not pinned."""
+        return self._evictable(self._tiers.id_on_device(place))
 
-    def find_cheap_on_host(self, worth_of: Callable[[int], float]) -> tuple[SnapshotRef | None, float, int]:
-        """The same with the hand of the host tier."""
-        place, value, looked = sweep(self._host_hand, self.num_host_snapshots, self._worth(self._tiers.thing_on_host, worth_of))
-        self._host_hand = (self._host_hand + looked) % max(self.num_host_snapshots, 1)
-        return self._snapshot_at(self._tiers.thing_on_host, place), value, looked
+    def evictable_on_host(self, place: int) -> SnapshotRef | None:
+        return self._evictable(self._tiers.id_on_host(place))
 
-    def _worth(self, thing_at: Callable[[int], int | None], worth_of: Callable[[int], float]) -> Callable[[int], float | None]:
-        """By place; None for what must stay."""
-
-        def worth(place: int) -> float | None:
-            snapshot_id = thing_at(place)
-            if snapshot_id is None or self._pins[snapshot_id] or self._state[snapshot_id] is not SnapshotState.PUBLISHED:
-                return None
-            return worth_of(snapshot_id)
-
-        return worth
-
-    def _snapshot_at(self, thing_at: Callable[[int], int | None], place: int | None) -> SnapshotRef | None:
-        snapshot_id = None if place is None else thing_at(place)
-        return None if snapshot_id is None else self.ref(snapshot_id)
+    def _evictable(self, snapshot_id: int | None) -> SnapshotRef | None:
+        if snapshot_id is None or self._pins[snapshot_id] or self._state[snapshot_id] is not SnapshotState.PUBLISHED:
+            return None
+        return self.ref(snapshot_id)
 
     # -- checks ---------------------------------------------------------------------------------------------------------------
     def check(self, published: set[int], pins: dict[int, int]) -> None:
@@ -214,14 +194,14 @@ class SnapshotRing:
                 f"snapshot {snapshot_id} is {state.value}, in tree: {snapshot_id in published}"
             )
             assert self._pins[snapshot_id] >= pins.get(snapshot_id, 0), (
-                f"snapshot {snapshot_id}: {self._pins[snapshot_id]} pins counted, {pins.get(snapshot_id, 0)} holders"
+                f"snapshot {snapshot_id}: {self._pins[snapshot_id]} pins counted, at least {pins.get(snapshot_id, 0)} expected"
             )
             assert state is not SnapshotState.FREE or not self._pins[snapshot_id], f"free snapshot {snapshot_id} is pinned"
             assert state is not SnapshotState.STRANDED or self._pins[snapshot_id], (
                 f"stranded snapshot {snapshot_id} has no pin and is lost"
             )
             assert state not in (SnapshotState.RESERVED, SnapshotState.WRITTEN) or not self.on_host(snapshot_id), (
-                f"snapshot {snapshot_id} is {state.value} and stands on the host, where no step can write it"
+                f"snapshot {snapshot_id} is {state.value} and on the host, where no step can write it"
             )
 
     def _verify(self, ref: SnapshotRef) -> None:

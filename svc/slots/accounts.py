@@ -33,15 +33,16 @@ def answer_tokens(prompt_tokens: int, max_tokens: int | None, context_tokens: in
     return room if max_tokens is None else min(max_tokens, room)
 
 
-def note_admission(sequence: Sequence, resume: ResumePoint, start: int, now: float) -> None:
-    """It has been seated, with `start` tokens that need no evaluation."""
+def note_admission(sequence: Sequence, resume: ResumePoint, start: int, now: float, *, joined: bool) -> None:
+    """It has been given a slot, with `start` tokens that need no evaluation. `joined`: it resumes where it waited for another
+    one."""
     known_prompt = min(start, sequence.num_prompt)
     if sequence.cached_tokens is None:
         sequence.admitted_s = now
         sequence.cached_tokens = known_prompt
         sequence.matched_tokens = min(resume.matched_tokens, sequence.num_prompt)
         sequence.resumed_at = start
-        sequence.reason = _reason(sequence, resume)
+        sequence.reason = _reason(sequence, resume, joined=joined)
     else:  # back after preemption: only what no seating evaluated counts as cached
         sequence.cached_tokens = min(sequence.cached_tokens, known_prompt)
 
@@ -59,13 +60,13 @@ def finished(sequence: Sequence, reason: FinishReason, now: float, error: str | 
     )
 
 
-def _reason(sequence: Sequence, resume: ResumePoint) -> str:
-    """The word of REASONS that fits."""
+def _reason(sequence: Sequence, resume: ResumePoint, *, joined: bool) -> str:
+    """A key of REASONS."""
     if not sequence.request.use_cache:
         return "cache_off"
     if resume.position >= sequence.num_prompt:
         return "full"
-    if sequence.joined:
+    if joined:
         return "joined"
     if resume.matched_tokens == 0:
         return "no_match"

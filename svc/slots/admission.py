@@ -1,15 +1,21 @@
-"""Who waits, in what order, and for whom: the waiting queue and joining on a prefix that another sequence is evaluating."""
+"""Admission: the waiting queue, which sequences get slots, and whether they find pages without preempting others."""
 
 import bisect
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
+from collections.abc import Sequence as Items
 
 from svc.errors import QueueFullError
-from svc.memory.placement import Wanted, WantedKind
-from svc.memory.sequence_cache import COLD, Lease, ResumePoint, SequenceCache
-from svc.slots.request import JoinWait, Sequence
-from svc.slots.slot import Slot
+from svc.memory.sequence_cache import COLD, ResumePoint, SequenceCache
+from svc.slots.accounts import note_admission
+from svc.slots.batch import StepPlan
+from svc.slots.joins import Joins, any_helps, find_join
+from svc.slots.request import Sequence
+from svc.slots.slot import Closing, Slot
 
-JOIN_MIN_TOKENS = 32  # waiting for a shorter common prefix saves less than it delays
+FIRST_ANSWER_TOKENS = 64.0  # expected before any answer has ended
+LEARNING_RATE = 0.25  # weight of the newest answer in the moving average
+MAX_LOOK_AHEAD = 32  # waiting sequences tried behind one that does not fit
+MAX_OVERTAKEN = 16  # sequences that may pass one that does not fit: then nobody passes until it is in
 
 
 class WaitingQueue:
@@ -29,7 +35,7 @@ class WaitingQueue:
     def bound(self) -> int:
         return self._bound
 
-    def check_room(self, free_slots: int, newcomers: int = 1) -> None:
+    def check_capacity(self, free_slots: int, newcomers: int = 1) -> None:
         """Raises QueueFullError when newcomers would make more wait than the bound, those that a free slot awaits not counted."""
         if len(self._sequences) + newcomers > self._bound + free_slots:
             raise QueueFullError(
@@ -43,112 +49,128 @@ class WaitingQueue:
         self._sequences.remove(sequence)
 
 
-def find_join(sequence: Sequence, resume: ResumePoint, seated: Iterable[Slot]) -> tuple[Slot, int] | None:
-    """The seated sequence whose coming capture saves `sequence` most, and where; None when nobody ahead helps.
+class PageForecast:
+    """How many pages slots will still take: what they are sure to need, and how far their answers are expected to grow.
 
-    The join point is the end of the common prefix, and must lie ahead of what is planned for the leader: a state that has been
-    passed is gone.
+    Owner: the scheduler. Answers are unknown in length: one that is shorter than the recent average is expected to reach it, one
+    that is longer to double.
     """
-    if not sequence.request.use_cache or sequence.generated:
-        return None
-    best: tuple[Slot, int] | None = None
-    for slot in seated:
-        if slot.leaving:
-            continue
-        point = sequence.common_prefix(slot.sequence)
-        if point <= max(slot.planned, resume.position, best[1] if best else 0):
-            continue
-        if point - resume.position >= JOIN_MIN_TOKENS or point == sequence.num_prompt:
-            best = (slot, point)
-    return best
 
-
-def fits(sequence: Sequence, resume: ResumePoint, seated: Collection[Slot], cache: SequenceCache, squeezed: bool) -> bool:
-    """Whether its known tokens find pages without preempting anybody, those already seated counted with all of theirs.
-
-    `squeezed`: somebody was preempted and nobody has ended since.
-    """
-    if not seated:
-        return True
-    page_tokens = cache.plan.layout.page_tokens
-    promised = sum(-(-(slot.remaining + 1) // page_tokens) for slot in seated)
-    needed = -(-(len(sequence.tokens) + 1) // page_tokens) - resume.position // page_tokens
-    needed += cache.idle_pages(sequence.tokens, resume)
-    # After a preemption only with room for all to grow, or the next one would follow at once and undo what has been computed.
-    growth = max(2 * len(seated), cache.plan.num_pages // 10) if squeezed else 0
-    return needed + promised + growth <= cache.free_pages_possible()
-
-
-def any_helps(states: Iterable[tuple[Sequence, int]], sequence: Sequence, resume: ResumePoint, *, hybrid: bool) -> bool:
-    """Whether one of the states (whose, after how many tokens), once published, carries `sequence` further than its resume point:
-    then it is worth waiting for."""
-    return any(_helps(sequence, resume, other, position, hybrid=hybrid) for other, position in states)
-
-
-def _helps(sequence: Sequence, resume: ResumePoint, other: Sequence, position: int, *, hybrid: bool) -> bool:
-    """The last token before `position` of `other` may not be known yet; then it is taken for the same."""
-    if not sequence.request.use_cache or position <= resume.position:
-        return False
-    length = min(position, len(sequence.tokens), len(other.tokens))
-    same = sequence.tokens[:length] == other.tokens[:length]
-    if hybrid:
-        return position <= len(sequence.tokens) and bool(same.all())
-    common = length if same.all() else int(same.argmin())
-    reach = common if common == position else min(common, len(sequence.tokens) - 1)  # only a snapshot spares the last token too
-    return resume.position < reach
-
-
-class Joins:
-    """Waiters and their leaders. Owner: the scheduler. A waiter holds no slot and no page, only a pin on its capture."""
-
-    def __init__(self, cache: SequenceCache) -> None:
+    def __init__(self, cache: SequenceCache, context_tokens: int) -> None:
         self._cache = cache
-        self._waiters: list[Sequence] = []
+        self._context_tokens = context_tokens
+        self._answer_tokens = FIRST_ANSWER_TOKENS
 
-    def wait(self, sequence: Sequence, leader: Slot, position: int) -> None:
-        """Lets `sequence` wait until `leader` has captured at `position`."""
-        self.forget(sequence)  # it may have waited for a shorter prefix before
-        sequence.join = JoinWait(leader.sequence, position)
-        sequence.joined = True
-        leader.want(Wanted(position, WantedKind.JOIN))
-        self._waiters.append(sequence)
+    def learn(self, generated: int) -> None:
+        """An answer has ended by itself."""
+        self._answer_tokens += LEARNING_RATE * (generated - self._answer_tokens)
 
-    def waiting(self, sequence: Sequence) -> bool:
-        """Whether its leader is still on the way."""
-        return sequence in self._waiters
+    def promised(self, slot: Slot) -> int:
+        """Pages that a slot still takes until all its known tokens are evaluated, at most."""
+        return self._cache.num_wanted_pages(slot.lease, len(slot.sequence.tokens) + slot.sampling)
 
-    def advanced(self, leader: Sequence, position: int) -> None:
-        """The leader's state up to `position` is committed: those who waited for no more go on, their capture pinned if there."""
-        for waiter in [w for w in self._waiters if w.join and w.join.leader is leader and w.join.position <= position]:
-            assert waiter.join is not None
-            self._waiters.remove(waiter)
-            waiter.join.pinned = self._cache.pin_at(waiter.tokens, waiter.join.position)
+    def growth(self, sequence: Sequence) -> int:
+        """Pages that its answer is expected to take beyond its known tokens."""
+        known, generated = len(sequence.tokens), sequence.generated
+        expected = max(int(self._answer_tokens) - generated, generated, 1)
+        limit = min(sequence.request.max_tokens - generated, self._context_tokens - known)
+        return self._pages_for(known + max(min(expected, limit), 0)) - self._pages_for(known)
 
-    def left(self, leader: Sequence) -> None:
-        """The leader is gone (ended, preempted, failed): its waiters go on from the deepest snapshot there is."""
-        for waiter in [w for w in self._waiters if w.join and w.join.leader is leader]:
-            waiter.join = None
-            self._waiters.remove(waiter)
+    def fits(self, sequence: Sequence, resume: ResumePoint, slots: Collection[Slot]) -> bool:
+        """Whether its tokens find pages beside what all slots need and are expected to need."""
+        if not slots:
+            return True
+        needed = self._pages_for(len(sequence.tokens) + 1) - resume.position // self._cache.plan.layout.page_tokens
+        needed += self._cache.num_pages_to_pin(sequence.buffer, resume) + self.growth(sequence)
+        needed += sum(self.promised(slot) + self.growth(slot.sequence) for slot in slots)
+        return needed <= self._cache.num_available_pages()
 
-    def forget(self, sequence: Sequence) -> None:
-        """A waiter has resumed, or is gone: its pin is given back."""
-        if sequence in self._waiters:
-            self._waiters.remove(sequence)
-        if sequence.join is not None and sequence.join.pinned is not None:
-            self._cache.unpin(sequence.join.pinned)
-        sequence.join = None
+    def kept_from(self, slot: Slot, slots: Collection[Slot]) -> int:
+        """Pages that `slot` may not take although they are available: others are sure to need them.
 
-    def open_alone(
-        self, sequence: Sequence, resume: ResumePoint, waiting: Iterable[Sequence], now: float
-    ) -> tuple[Lease | None, ResumePoint]:
-        """With nobody seated, and no room on the device for what has to come from the host: pins are in the way. So without them,
-        or else from nothing. Where it resumes is given back too."""
-        lease = self._cache.open(sequence.tokens, resume, now) if self.release_pins(waiting) else None
-        return (lease, resume) if lease is not None else (self._cache.open(sequence.tokens, COLD, now), COLD)
+        A protected slot (one that has not yet come further than before its last preemption) keeps its promise against all, the
+        others against slots of lower rank. So each protected slot finds its pages, and no sequence is preempted twice at one
+        position.
+        """
+        others = [other for other in slots if other is not slot]
+        if slot.protected:
+            return sum(self.promised(other) for other in others if other.protected)
+        return sum(self.promised(other) for other in others if other.protected or other.rank < slot.rank)
 
-    def release_pins(self, sequences: Iterable[Sequence]) -> bool:
-        """Gives back the pins of waiters that have not resumed yet (memory is short). Whether there were any."""
-        pinned = [s for s in sequences if s.join is not None and s.join.pinned is not None]
-        for sequence in pinned:
-            self.forget(sequence)
-        return bool(pinned)
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self._cache.plan.layout.page_tokens)
+
+
+class Admission:
+    """Gives slots to waiting sequences. Works on the scheduler's queue and joins."""
+
+    def __init__(self, cache: SequenceCache, waiting: WaitingQueue, joins: Joins, forecast: PageForecast) -> None:
+        self._cache = cache
+        self._waiting = waiting
+        self._joins = joins
+        self._forecast = forecast
+        self._hybrid = cache.plan.layout.hybrid
+        self._captures_per_prompt = max(4, cache.plan.num_snapshots // 2)
+
+    def admit(self, slots: list[Slot], closing: Items[Closing], under_way: Items[StepPlan], now: float) -> None:
+        """Adds slots in order of rank while rows and pages last.
+
+        Sequences that wait for a state to be published hold nobody up. One that does not fit is overtaken by those behind, within a
+        bound.
+        """
+        blocked: list[Sequence] = []
+        for sequence, resume in self._candidates(slots, closing, under_way):
+            alone = not (slots or closing)
+            fits = alone or self._forecast.fits(sequence, resume, slots)
+            slot = self._open(sequence, resume, now, alone=alone) if fits else None
+            if slot is None:
+                blocked.append(sequence)
+            else:
+                slots.append(slot)
+                slots.sort(key=lambda s: s.rank)
+                for other in blocked:
+                    other.overtaken += 1
+            if len(blocked) > MAX_LOOK_AHEAD or any(other.overtaken >= MAX_OVERTAKEN for other in blocked):
+                return
+
+    def _candidates(
+        self, slots: list[Slot], closing: Items[Closing], under_way: Items[StepPlan]
+    ) -> Iterator[tuple[Sequence, ResumePoint]]:
+        """Waiting sequences in order of rank with their resume points, without those that a coming state will carry further."""
+        coming = [state for step in under_way for state in step.states()]
+        coming += [(slot.sequence, slot.planned) for slot in slots if slot.leaving]
+        saved = [(each.sequence, each.position) for each in closing]
+        for sequence in self._waiting:
+            if len(slots) + len(closing) >= self._cache.plan.num_rows:
+                return
+            if self._joins.waiting(sequence):
+                continue
+            resume = self._resume_point(sequence)
+            if any_helps(coming, sequence, resume, hybrid=self._hybrid):
+                continue
+            join = find_join(sequence, resume, slots)
+            if join is not None:
+                self._joins.wait(sequence, *join)
+            elif not any_helps(saved, sequence, resume, hybrid=self._hybrid):
+                yield sequence, resume
+
+    def _resume_point(self, sequence: Sequence) -> ResumePoint:
+        """Matched again only where the tree has changed since."""
+        if not sequence.request.use_cache and not sequence.generated:
+            return COLD
+        if sequence.resume is None or sequence.resume.version != self._cache.version:
+            sequence.resume = self._cache.match(sequence.tokens)
+        return sequence.resume
+
+    def _open(self, sequence: Sequence, resume: ResumePoint, now: float, *, alone: bool) -> Slot | None:
+        lease = self._cache.open(sequence.buffer, resume, now)
+        if lease is None and alone:
+            lease, resume = self._joins.open_alone(sequence, resume, self._waiting, now)
+        if lease is None:
+            return None
+        joined = sequence.join is not None and sequence.join.pinned is not None and lease.start >= sequence.join.position
+        self._waiting.remove(sequence)
+        self._joins.forget(sequence)
+        note_admission(sequence, resume, lease.start, now, joined=joined)
+        sequence.resume, sequence.overtaken = None, 0
+        return Slot.of(sequence, lease, resume, self._captures_per_prompt, hybrid=self._hybrid)

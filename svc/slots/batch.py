@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from svc.compute.backend import PENDING, Capture, Chunk, History, PageCopy, RowSnapshot, Sample, StepBatch
-from svc.memory.sequence_cache import SequenceCache
-from svc.memory.snapshot_ring import SnapshotRef
+from svc.memory.sequence_cache import Reservation, StepMemory
 from svc.slots.request import Sequence
 from svc.slots.slot import Closing, Slot
 
@@ -19,7 +18,7 @@ class PlannedChunk:
     start: int
     end: int
     pending: bool
-    captures: list[tuple[int, SnapshotRef]]  # (position, snapshot)
+    captures: list[Reservation]
 
 
 @dataclass(slots=True, eq=False)
@@ -27,57 +26,44 @@ class StepPlan:
     """A batch and what `commit` needs to know about it. Built by one `plan()` call, consumed by one `commit()` or `abort()`."""
 
     chunks: list[PlannedChunk] = field(default_factory=list)
-    seated: list[Slot] = field(default_factory=list)  # slots in this step, with or without a chunk
-    starting: list[Slot] = field(default_factory=list)
+    slots: dict[Slot, None] = field(default_factory=dict)  # slots in this step, with or without a chunk, in order
     sampling: list[Slot] = field(default_factory=list)
     saves: list[Closing] = field(default_factory=list)
     arriving: list[Slot] = field(default_factory=list)  # not in this step: what they resume from is on its way from the host
     num_decodes: int = 0
     num_prefill: int = 0
+    memory: StepMemory | None = None  # set with `batch`, when the plan is complete
     batch: StepBatch = field(default_factory=StepBatch)
 
     @property
     def empty(self) -> bool:
-        return not (self.seated or self.saves or self.arriving)
+        return not (self.slots or self.saves or self.arriving)
 
-    def holds(self, slot: Slot) -> bool:
-        return slot in self.seated
+    @property
+    def captures(self) -> list[Reservation]:
+        return [capture for chunk in self.chunks for capture in chunk.captures]
 
     def states(self) -> list[tuple[Sequence, int]]:
-        """(whose, after how many tokens) of the states that it captures and saves."""
-        captured = [(chunk.slot.sequence, position) for chunk in self.chunks for position, _ in chunk.captures]
+        """The states that it captures and saves: (sequence, tokens before it)."""
+        captured = [(chunk.slot.sequence, capture.position) for chunk in self.chunks for capture in chunk.captures]
         return captured + [(closing.sequence, closing.position) for closing in self.saves]
 
 
-def build_batch(plan: StepPlan, cache: SequenceCache, *, ahead: bool) -> StepBatch:
+def build_batch(plan: StepPlan, memory: StepMemory, *, ahead: bool) -> StepBatch:
     """The device work of a plan, in the order the contract fixes (compute/backend.py). `ahead`: of the end of the step before."""
-    copies: list[PageCopy] = []
-    zero_rows: list[int] = []
-    restores: list[RowSnapshot] = []
-    for slot in plan.seated:
-        copies += [PageCopy(source, target) for source, target in cache.take_copies(slot.lease)]
-    for slot in plan.starting:
-        snapshot_id = cache.start_snapshot(slot.lease)
-        if slot.lease.row_comes:
-            continue
-        if snapshot_id is None:
-            zero_rows.append(slot.lease.row)
-        else:
-            restores.append(RowSnapshot(slot.lease.row, snapshot_id))
-    moves_before, moves = cache.take_moves()
     return StepBatch(
-        moves=moves,
-        moves_before=moves_before,
-        await_moves=bool(plan.arriving) and not plan.seated,
-        copies=copies,
-        saves=[RowSnapshot(closing.lease.row, cache.device_snapshot(closing.ref)) for closing in plan.saves],
-        zero_rows=zero_rows,
-        restores=restores,
+        moves=memory.moves,
+        moves_before=memory.moves_before,
+        await_moves=bool(plan.arriving) and not plan.slots,
+        copies=[PageCopy(source, target) for source, target in memory.copies],
+        saves=[RowSnapshot(save.lease.row, save.place) for save in memory.saves],
+        zero_rows=memory.zero_rows,
+        restores=[RowSnapshot(row, place) for row, place in memory.restores],
         chunks=[_chunk(planned) for planned in plan.chunks],
         captures=[
-            Capture(index, position, cache.device_snapshot(ref))
+            Capture(index, capture.position, capture.place)
             for index, planned in enumerate(plan.chunks)
-            for position, ref in planned.captures
+            for capture in planned.captures
         ],
         samples=[_sample(slot) for slot in plan.sampling],
         ahead=ahead,

@@ -96,10 +96,10 @@ class Engine:
     def max_requests(self) -> int:
         return self._scheduler.max_requests
 
-    def check_room(self, newcomers: int) -> None:
+    def check_capacity(self, newcomers: int) -> None:
         """Raises QueueFullError or DrainingError unless as many requests could be submitted now."""
         self._check_open()
-        self._scheduler.check_room(newcomers)
+        self._scheduler.check_capacity(newcomers)
 
     def _check_open(self) -> None:
         if self.state in (EngineState.DRAINING, EngineState.STOPPED):

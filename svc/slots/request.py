@@ -1,5 +1,6 @@
 """What was asked (`Request`, frozen) and what has been produced so far (`Sequence`, survives preemption)."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -7,11 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.sampling.params import SamplingParams
+from svc.memory.lease import ResumePoint
 from svc.memory.placement import Boundary, BoundaryKind
+from svc.memory.prefix_tree import common_prefix
 from svc.memory.snapshot_ring import SnapshotRef
 from svc.slots.events import TokenText
 
 __all__ = ["Boundary", "BoundaryKind", "JoinWait", "Request", "SamplingParams", "Sequence"]
+
+
+MAX_THIRDS = 8  # other sequences looked up before two long prompts are compared
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,14 +44,14 @@ class Request:
     text_ends: bool = True
 
     @property
-    def ends_unforeseen(self) -> bool:
+    def text_may_end(self) -> bool:
         """Whether only `on_token` knows if the answer goes on after a token."""
         return self.on_token is not None and self.text_ends
 
 
 @dataclass(slots=True, eq=False)
 class JoinWait:
-    """A waiting sequence that will resume from a capture which another one, ahead on the same prefix, is about to make."""
+    """A waiting sequence will resume from a capture that another one, ahead on the same prefix, is about to make."""
 
     leader: "Sequence"
     position: int
@@ -90,7 +96,11 @@ class Sequence:
     join: JoinWait | None = None
     banned_at_first: tuple[int, ...] = ()  # before min_tokens: the stop ids too
     prefix_with: dict[int, int] = field(default_factory=dict)  # other sequence's order -> common prefix, compared once
-    joined: bool = False
+    missed_join: int = 0  # a join point whose capture was skipped: not waited for again
+    overtaken: int = 0  # sequences that were admitted past it while it did not fit
+    preempted_at: int = 0  # the furthest position at which it was preempted
+    num_preemptions: int = 0
+    resume: ResumePoint | None = None  # as last matched; valid while the cache's version is the same
     finished: bool = False
     admitted_s: float | None = None
     first_token_s: float | None = None
@@ -101,7 +111,7 @@ class Sequence:
         return cls(request, order, now, TokenBuffer(request.prompt), banned_at_first=early)
 
     def banned_after(self, generated: int) -> tuple[int, ...]:
-        """What must not be the next token of an answer of so many."""
+        """Tokens banned next, given the number generated so far."""
         return self.banned_at_first if generated < self.request.min_tokens else self.request.banned
 
     @property
@@ -119,13 +129,29 @@ class Sequence:
         return (-self.request.priority, self.order)
 
     def common_prefix(self, other: "Sequence") -> int:
-        """Tokens both prompts begin with; compared once per pair."""
+        """Tokens both prompts begin with; compared once per pair, and only where a third sequence does not tell."""
         known = self.prefix_with.get(other.order)
         if known is None:
-            length = min(self.num_prompt, other.num_prompt)
-            differ = np.flatnonzero(self.tokens[:length] != other.tokens[:length])
-            known = self.prefix_with[other.order] = int(differ[0]) if len(differ) else length
+            known = self._compare(other)
+            self.prefix_with[other.order] = other.prefix_with[self.order] = known
         return known
+
+    def _compare(self, other: "Sequence") -> int:
+        start = 0
+        for order in itertools.islice(reversed(self.prefix_with), MAX_THIRDS):
+            mine, theirs = self.prefix_with[order], other.prefix_with.get(order)
+            if theirs is not None and mine != theirs:
+                return min(mine, theirs)
+            start = max(start, theirs or 0)
+        return start + common_prefix(self.tokens[start : self.num_prompt], other.tokens[start : other.num_prompt])
+
+    def common_tokens(self, other: "Sequence", limit: int) -> int:
+        """Tokens both begin with, answers included; exact up to `limit`, more means at least that."""
+        common = self.common_prefix(other)
+        if common >= limit or common < min(self.num_prompt, other.num_prompt):
+            return common
+        length = min(limit, len(self.tokens), len(other.tokens))
+        return common + common_prefix(self.tokens[common:length], other.tokens[common:length])
 
     def __repr__(self) -> str:
         return f"<Sequence {self.request.id}/{self.request.choice}: {self.num_prompt} + {self.generated} tokens>"

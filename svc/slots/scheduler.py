@@ -1,27 +1,27 @@
 """What each step does: `plan()` decides, `commit()` accounts. Plain functions; time is an argument.
 
-Life of a sequence: waiting -> seated (a `Slot`: prefill, then decode) -> ended, or back to waiting when preempted. An ended slot
-whose state is worth keeping becomes a `Closing` until the next step has saved it.
+Life of a sequence: waiting -> in a slot (prefill, then decode) -> ended, or back to waiting when preempted. A slot whose state is
+worth keeping becomes a `Closing` until the next step has saved it.
 
 Planning ahead: while a step runs, the next may be planned, with the tokens being sampled not known yet (PENDING), where every
-answer is sure to go on or ends by a token id that the device knows (`_foreseen`). What the plans under way name is not given away
-before their commit, but for slots of answers that a stop id ended: the step under way does nothing there.
+answer is sure to go on or ends by a token id that the device knows (`_can_plan_ahead`). What the plans under way name is not freed
+before their commit, except slots of answers that a stop id ended: the step under way does nothing there.
 
 Owner of all sequences, slots and closings; the engine calls it from the event loop only.
 """
 
 from svc.compute.backend import Sampled, StepResult
-from svc.memory.placement import next_generated_capture
-from svc.memory.sequence_cache import COLD, ResumePoint, SequenceCache
-from svc.memory.snapshot_ring import SnapshotRef
-from svc.slots.accounts import answer_tokens, finished, note_admission
-from svc.slots.admission import Joins, WaitingQueue, any_helps, find_join, fits
+from svc.memory.placement import Wanted, WantedKind, next_generated_capture
+from svc.memory.sequence_cache import Reservation, SequenceCache
+from svc.slots.accounts import answer_tokens, finished
+from svc.slots.admission import Admission, PageForecast, WaitingQueue
 from svc.slots.batch import PlannedChunk, StepPlan, build_batch
 from svc.slots.budget import ChunkBudget, share_prefill
 from svc.slots.events import Event, Finished, FinishReason, TokenEvent
+from svc.slots.joins import Joins
 from svc.slots.request import Request, Sequence
-from svc.slots.slot import Closing, Slot
-from svc.slots.stats import Counters
+from svc.slots.slot import Closing, Slot, SlotState
+from svc.slots.stats import SchedulerCounters
 
 Emitted = list[tuple[Sequence, Event]]
 
@@ -44,36 +44,36 @@ class Scheduler:
         `plan_ahead`: whether `plan` may give a step while another is under way. No answer depends on it.
         """
         layout = cache.plan.layout
-        # One page of slack: a copied partial page stands beside its source for a moment.
+        # One page of slack: a copied partial page is beside its source for a moment.
         self.context_tokens = min(context_tokens, cache.plan.kv_tokens - layout.page_tokens)
-        self.counters = Counters()
+        self.counters = SchedulerCounters()
         self._cache = cache
         self._budget = budget
         self._capture_every = capture_every_tokens
-        self._captures_per_prompt = max(4, cache.plan.num_snapshots // 2)
         self._waiting = WaitingQueue(max_queue)
         self._joins = Joins(cache)
+        self._forecast = PageForecast(cache, self.context_tokens)
+        self._admission = Admission(cache, self._waiting, self._joins, self._forecast)
         self._slots: list[Slot] = []  # by rank
         self._closing: list[Closing] = []
         self._plan_ahead = plan_ahead
         self._under_way: list[StepPlan] = []  # in the order of planning
-        self._short = False  # the step under way lacks somebody for whom there was no page
-        self._squeezed = False  # somebody was preempted and nobody has ended since
+        self._short = False  # the step under way lacks a slot for which there was no page
         self._arrivals = 0
 
     # -- asked from outside -----------------------------------------------------------------------------------------------------
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + sum(closing.requeue for closing in self._closing)
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         """Slots of answers that have not ended."""
-        return tuple(slot for slot in self._slots if not slot.leaving)
+        return tuple(slot for slot in self._slots if slot.active)
 
     @property
     def idle(self) -> bool:
-        """Nothing seated, nothing waiting, nothing to save."""
+        """No slot taken, nothing waiting, nothing to save."""
         return not (self._slots or self._closing or len(self._waiting))
 
     def answer_tokens(self, prompt_tokens: int, max_tokens: int | None) -> int:
@@ -82,67 +82,80 @@ class Scheduler:
 
     @property
     def max_requests(self) -> int:
-        """As many as there can be at once, seated or waiting."""
+        """The most requests there can be at once, in slots or waiting."""
         return self._cache.plan.num_rows + self._waiting.bound
 
-    def check_room(self, newcomers: int) -> None:
-        """Raises QueueFullError unless as many requests could be submitted now."""
-        self._waiting.check_room(self._cache.plan.num_rows - len(self.slots), newcomers)  # a closing slot is free soon
+    def check_capacity(self, newcomers: int) -> None:
+        """Raises QueueFullError unless that many requests could be submitted now."""
+        self._waiting.check_capacity(self._cache.plan.num_rows - len(self.slots), newcomers)  # a closing slot is free soon
 
     def submit(self, request: Request, now: float) -> Sequence:
         """Queues a request. Raises QueueFullError, or RequestError when it can never fit."""
         self.answer_tokens(len(request.prompt), request.max_tokens)
-        self.check_room(1)
+        self.check_capacity(1)
         self._arrivals += 1
         sequence = Sequence.of(request, self._arrivals, now)
         self._waiting.add(sequence)
         return sequence
 
     def cancel(self, sequence: Sequence, now: float) -> Finished | None:
-        """Gives a request up, at any moment; None when it had ended. No further step is planned for it, its state is saved."""
+        """Ends a request, at any moment; None when it had ended. No further step is planned for it, its state is saved."""
         if sequence.finished:
             return None
         finished = self._finished(sequence, FinishReason.CANCELLED, now)
-        slot = next((slot for slot in self._slots if slot.sequence is sequence), None)
-        if slot is None:
-            self._waiting.remove(sequence)
-            self._joins.forget(sequence)
-        else:
-            self._leave(slot, now)
+        for slot in self._slots:
+            if slot.sequence is sequence:
+                self._leave(slot, now, WantedKind.CANCELLED)
+                return finished
+        for closing in self._closing:
+            if closing.sequence is sequence:
+                closing.requeue = False
+                return finished
+        self._waiting.remove(sequence)
+        self._joins.forget(sequence)
         return finished
 
     # -- plan -------------------------------------------------------------------------------------------------------------------
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when there is nothing to do, or nothing yet while a step is under way."""
         ahead = bool(self._under_way)
-        if ahead and not self._foreseen():
+        if ahead and not self._can_plan_ahead():
             return None
         self._short = False
-        saving = [closing for step in self._under_way for closing in step.saves]
-        plan = StepPlan(saves=[closing for closing in self._closing if closing not in saving])
+        saving = {closing for step in self._under_way for closing in step.saves}
+        plan = StepPlan()
         self._plan_decodes(plan, now)
-        self._admit(now)
+        self._admission.admit(self._slots, self._closing, self._under_way, now)
+        self._plan_decodes(plan, now)  # of sequences that come back where they were
         self._plan_prefills(plan, now)
-        plan.arriving = [] if ahead else [slot for slot in self._slots if not self._cache.ready(slot.lease)]
+        plan.saves = [closing for closing in self._closing if closing not in saving]
+        plan.arriving = [] if ahead else [slot for slot in self._slots if not slot.lease.ready]
         if plan.empty:
             return None
-        plan.batch = build_batch(plan, self._cache, ahead=ahead)
+        saves = [closing.save for closing in plan.saves]
+        plan.memory = self._cache.begin([slot.lease for slot in plan.slots], plan.captures, saves)
+        plan.batch = build_batch(plan, plan.memory, ahead=ahead)
         self._under_way.append(plan)
         return plan
 
-    def _foreseen(self) -> bool:
+    def _can_plan_ahead(self) -> bool:
         """Whether the next step can be planned although the one under way has not ended.
 
-        Only a step that decodes: it is short, so that whoever comes meanwhile does not wait long, and there is something to gain.
+        Decode steps only: they are short and worth overlapping.
         """
         if not self._plan_ahead or self._short or len(self._under_way) > 1:
             return False
         decoding = [slot for slot in self._slots if self._decodes(slot)]
         sampling = [slot for slot in decoding if slot.sampling]  # for a capture all tokens before it must be known
-        return bool(decoding) and not any(s.sequence.request.ends_unforeseen or self._captures_next(s) for s in sampling)
+        return bool(decoding) and not any(s.sequence.request.text_may_end or self._captures_next(s) for s in sampling)
 
     def _decodes(self, slot: Slot) -> bool:
-        return slot.decoding and not slot.leaving and not (slot.sampling and self._is_full(slot.sequence, slot.sampling))
+        return (
+            slot.decoding
+            and slot.active
+            and slot.lease.ready
+            and not (slot.sampling and self._is_full(slot.sequence, slot.sampling))
+        )
 
     def _is_full(self, sequence: Sequence, coming: int = 0) -> bool:
         """Whether its answer has all the tokens it may have, once `coming` more are there."""
@@ -153,192 +166,182 @@ class Scheduler:
         return next_generated_capture(slot.sequence.num_prompt, slot.planned, self._capture_every) == slot.planned + 1
 
     def _plan_decodes(self, plan: StepPlan, now: float) -> None:
-        for slot in [s for s in self._slots if self._decodes(s)]:
-            if slot in self._slots and self._make_room(slot, slot.planned + 1, plan, now):
+        for slot in [s for s in self._slots if self._decodes(s) and s not in plan.slots]:
+            if slot.active and self._find_pages(slot, slot.planned + 1, plan, now):
                 self._add_chunk(plan, slot, 1, now)
                 plan.num_decodes += 1
 
     def _plan_prefills(self, plan: StepPlan, now: float) -> None:
-        staying = [s for s in self._slots if not s.leaving and self._cache.ready(s.lease)]
-        for slot in [s for s in staying if s.remaining == 0 and not self._is_under_way(s)]:
+        ready = [s for s in self._slots if s.active and s.lease.ready]
+        for slot in [s for s in ready if s.remaining == 0 and not self._is_under_way(s)]:
             self._add_slot(plan, slot)  # the whole prompt was known: it only samples
-        prefills = [s for s in staying if s.remaining and not s.decoding]
+        prefills = [s for s in ready if s.remaining and not s.decoding]
         shares = share_prefill([s.remaining for s in prefills], self._budget.tokens(plan.num_decodes))
         for slot, share in zip(prefills, shares, strict=True):
-            if share and slot in self._slots and self._make_room(slot, slot.planned + share, plan, now):
+            if share and slot.active and self._find_pages(slot, slot.planned + share, plan, now):
                 self._add_chunk(plan, slot, share, now)
                 plan.num_prefill += share
 
     def _add_chunk(self, plan: StepPlan, slot: Slot, num_tokens: int, now: float) -> None:
         start, end = slot.planned, slot.planned + num_tokens
-        positions = [wanted.position for wanted in slot.wanted if start < wanted.position <= end]
+        wanted = [capture for capture in slot.wanted if start < capture.position <= end]
         if slot.decoding and self._captures_next(slot):
-            positions.append(end)
-        refs = [(position, self._cache.reserve(slot.lease, slot.sequence.tokens, position, now)) for position in positions]
-        slot.wanted = [wanted for wanted in slot.wanted if wanted.position > end]
-        captures = [(position, ref) for position, ref in refs if ref is not None]
+            wanted.append(Wanted(end, WantedKind.GENERATED))
+        reservations = [self._cache.reserve(slot.lease, capture.position, now, capture.kind) for capture in wanted]
+        slot.wanted = [capture for capture in slot.wanted if capture.position > end]
+        captures = [reservation for reservation in reservations if reservation is not None]
         plan.chunks.append(PlannedChunk(slot, start, end, bool(slot.sampling), captures))
         slot.planned = end
         self._add_slot(plan, slot)
 
     def _add_slot(self, plan: StepPlan, slot: Slot) -> None:
-        plan.seated.append(slot)
-        if not slot.started:
-            slot.started = True
-            plan.starting.append(slot)
+        plan.slots[slot] = None
         if slot.remaining == 0 and slot.sequence.request.max_tokens > 0:
             slot.sampling += 1
             plan.sampling.append(slot)
 
     def _is_under_way(self, slot: Slot) -> bool:
-        return any(step.holds(slot) for step in self._under_way)
+        return any(slot in step.slots for step in self._under_way)
 
-    def _make_room(self, slot: Slot, end: int, plan: StepPlan, now: float) -> bool:
-        """Pages for positions < end, preempting those of lower rank if need be. False: the slot itself was preempted, or could not
-        be given pages while a step is under way."""
-        while not self._cache.extend(slot.lease, end, now):
-            if self._under_way:  # nobody in it can be preempted: the next step is planned after it
+    # -- pages ------------------------------------------------------------------------------------------------------------------
+    def _find_pages(self, slot: Slot, end: int, plan: StepPlan, now: float) -> bool:
+        """Pages for positions < end, preempting slots of lower rank if need be. False: the slot does not take part in this step,
+        because it was preempted itself, or waits for pages that others free soon."""
+        while not self._extend(slot, end, now):
+            if self._under_way:  # nothing in it can be preempted: the next step is planned after it
                 self._short = True
                 return False
-            victims = [s for s in self._slots if not plan.holds(s) and s.rank >= slot.rank]
-            victim = max(victims, key=lambda s: s.rank)
-            if victim is not slot:
-                self._preempt(victim, now)
-            elif self._joins.release_pins(self._waiting):
+            victim = self._victim(slot, plan)
+            if victim is None and self._joins.release_pins(self._waiting):
                 continue
-            else:
-                # Alone, with nothing being saved, every other page can be evicted, and context_tokens is less than all pages.
-                assert len(self._slots) > 1 or not plan.empty, f"no page for {slot!r}, alone on the device"
-                self._preempt(slot, now)
+            if victim is None:
+                # Others, protected, are sure of their pages and get on; or a state is being saved. Either frees pages soon.
+                assert len(self._slots) > 1 or self._closing, f"no page for {slot!r}, alone on the device"
+                self._short = True
+                return False
+            freed = self._preempt(victim, now)
+            if victim is slot:
+                return False
+            if not freed:  # its pages are free once its state is saved
+                self._short = True
                 return False
         return True
 
-    def _preempt(self, slot: Slot, now: float) -> None:
-        self._requeue(slot, now)
-        self._squeezed = True
+    def _extend(self, slot: Slot, end: int, now: float) -> bool:
+        wanted = self._cache.num_wanted_pages(slot.lease, end)
+        if wanted and wanted > self._cache.num_available_pages() - self._forecast.kept_from(slot, self._slots):
+            return False
+        return self._cache.extend(slot.lease, end, now)
+
+    def _victim(self, slot: Slot, plan: StepPlan) -> Slot | None:
+        """The slot of the lowest rank that may be preempted for `slot`, which may be itself; None: none may."""
+        lower = [s for s in self._slots if s.rank > slot.rank and s not in plan.slots]
+        unprotected = [s for s in lower if not s.protected]
+        if unprotected:
+            return unprotected[-1]
+        alone = len(self._slots) == 1
+        return None if alone or lower or slot.protected else slot
+
+    def _preempt(self, slot: Slot, now: float) -> bool:
+        """Takes the slot away; the sequence comes back from its deepest resume point. Whether its pages are free at once.
+
+        With a host tier its state is saved first: its pages move there instead of being lost.
+        """
+        sequence = slot.sequence
+        sequence.preempted_at = max(sequence.preempted_at, slot.planned)
+        sequence.num_preemptions += 1
         self.counters.preemptions += 1
+        if self._cache.plan.num_host_pages:
+            save = self._reserve_save(slot, WantedKind.PREEMPTED, now)
+            if save is not None:
+                self._remove(slot)
+                self._closing.append(Closing(sequence, save, requeue=True))
+                return False
+        self._requeue(slot, now)
+        return True
 
     def _requeue(self, slot: Slot, now: float) -> None:
-        """Takes the slot away; the sequence comes back from its deepest resume point."""
-        self._slots.remove(slot)
-        slot.closed = True
-        self._joins.left(slot.sequence)
-        self._cache.close(slot.lease, slot.sequence.tokens, slot.position if slot.started else 0, now)
+        self._remove(slot)
+        self._cache.close(slot.lease, slot.position if slot.lease.started else 0, now)
         self._waiting.add(slot.sequence)
 
-    # -- admission --------------------------------------------------------------------------------------------------------------
-    def _admit(self, now: float) -> None:
-        """Slots waiting sequences in order of rank while rows and pages last. Those that wait for a state to be published hold
-        nobody up."""
-        hybrid = self._cache.plan.layout.hybrid
-        coming = [state for step in self._under_way for state in step.states()]
-        coming += [(slot.sequence, slot.planned) for slot in self._slots if slot.leaving]
-        closing = [(each.sequence, each.position) for each in self._closing]
-        for sequence in self._waiting:
-            if len(self._slots) + len(self._closing) >= self._cache.plan.num_rows:
-                return
-            if self._joins.waiting(sequence):
-                continue
-            resume = self._resume_point(sequence, now)
-            if any_helps(coming, sequence, resume, hybrid=hybrid):
-                continue
-            join = find_join(sequence, resume, self._slots)
-            if join is not None:
-                self._joins.wait(sequence, *join)
-            elif any_helps(closing, sequence, resume, hybrid=hybrid):
-                continue
-            elif not (fits(sequence, resume, self._slots, self._cache, self._squeezed) and self._admit_one(sequence, resume, now)):
-                return
+    def _remove(self, slot: Slot) -> None:
+        self._slots.remove(slot)
+        slot.go(SlotState.CLOSED)
+        self._joins.left(slot.sequence)
 
-    def _resume_point(self, sequence: Sequence, now: float) -> ResumePoint:
-        if not sequence.request.use_cache and not sequence.generated:
-            return COLD
-        return self._cache.match(sequence.tokens, now)
-
-    def _admit_one(self, sequence: Sequence, resume: ResumePoint, now: float) -> bool:
-        lease = self._cache.open(sequence.tokens, resume, now)
-        if lease is None and not (self._slots or self._closing):
-            lease, resume = self._joins.open_alone(sequence, resume, self._waiting, now)
-        if lease is None:
-            return False
-        self._waiting.remove(sequence)
-        self._joins.forget(sequence)
-        slot = Slot.of(sequence, lease, resume, self._captures_per_prompt, hybrid=self._cache.plan.layout.hybrid)
-        self._slots.append(slot)
-        self._slots.sort(key=lambda s: s.rank)
-        note_admission(sequence, resume, lease.start, now)
-        return True
+    def _reserve_save(self, slot: Slot, kind: WantedKind, now: float) -> Reservation | None:
+        """A snapshot for the state of a slot that goes; None where there is nothing new to save, or no snapshot to be had."""
+        if not slot.lease.started or slot.position <= slot.lease.start:
+            return None
+        return self._cache.reserve(slot.lease, slot.position, now, kind)
 
     # -- commit -----------------------------------------------------------------------------------------------------------------
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> Emitted:
         """Takes a finished step in: publishes what it captured, hands out its tokens, ends what has ended. Oldest plan first."""
         assert plan is self._under_way[0], "commit() of another step than the oldest under way"
+        assert plan.memory is not None
         del self._under_way[0]
-        for slot in plan.seated:
-            self._cache.started(slot.lease)
-        self._cache.moves_over(result.moves_over)
         skipped = sum(chunk.slot.closed for chunk in plan.chunks)  # the token before turned out to be a stop id, or not finite
         self._count(plan, result, skipped)
-        for closing in plan.saves:
-            self._finish_save(closing, now)
         sampled = dict(zip(plan.sampling, result.samples, strict=True))
         for slot in sampled:
             slot.sampling -= 1
-        poisoned = {slot for slot, sample in sampled.items() if sample.token < 0}
-        open_slots = [slot for slot in plan.seated if not slot.closed]
+        open_slots = [slot for slot in plan.slots if not slot.closed]
+        poisoned = {slot.lease for slot, sample in sampled.items() if sample.token < 0}
+        self._cache.finish(plan.memory, now, result.moves_over, poisoned)
+        for closing in plan.saves:
+            self._forget_closing(closing)
         for chunk in plan.chunks:
             if not chunk.slot.closed:
-                self._commit_chunk(chunk, now, publish=chunk.slot not in poisoned)
+                chunk.slot.position = chunk.end
+                self._joins.advanced(chunk.slot.sequence, chunk.end)
         return [event for slot in open_slots for event in self._commit_slot(slot, sampled.get(slot), now)]
 
-    def abort(self, plan: StepPlan, error: str, now: float) -> Emitted:
-        """The step failed on the device: everyone in it fails, and nothing that it was to write is kept.
+    def _forget_closing(self, closing: Closing) -> None:
+        self._closing.remove(closing)
+        if closing.requeue:
+            self._waiting.add(closing.sequence)
 
-        A step planned ahead of its end goes with it, and must have ended or been refused. Who is in that one only starts again.
+    def abort(self, plan: StepPlan, error: str, now: float) -> Emitted:
+        """The step failed on the device: all answers in it fail, and nothing that it was to write is kept.
+
+        A step planned ahead of its end goes with it, and must have ended or been refused. Sequences in that one only start again.
         """
         assert plan is self._under_way[0], "abort() of another step than the oldest under way"
         plans, self._under_way = self._under_way, []
         for each in plans:
-            self._drop(each, now)
+            assert each.memory is not None
+            self._cache.abort(each.memory, now)
+            for closing in each.saves:
+                self._forget_closing(closing)
         emitted: Emitted = []
-        for slot in [s for s in plan.seated if not s.closed]:
-            if not slot.leaving:
+        for slot in [s for s in plan.slots if not s.closed]:
+            if slot.active:
                 emitted.append((slot.sequence, self._finished(slot.sequence, FinishReason.ERROR, now, error)))
-            self._close(slot, now, keep_state=False)
-        for slot in [s for each in plans for s in each.seated if not s.closed]:
+            self._close(slot, now)
+        for slot in [s for each in plans for s in each.slots if not s.closed]:
             if slot.leaving:
-                self._close(slot, now, keep_state=False)
+                self._close(slot, now)
             else:
                 self._requeue(slot, now)
-        for slot in [s for s in self._slots if not self._cache.ready(s.lease)]:
+        for slot in [s for s in self._slots if not s.lease.ready]:
             self._requeue(slot, now)  # what it waits for may be lost
-        self._cache.moves_failed()
+        self._cache.recover()
         return emitted
 
-    def _drop(self, plan: StepPlan, now: float) -> None:
-        """Gives back what a plan was to write."""
-        for slot in plan.starting:
-            slot.started = False
-        for closing in plan.saves:
-            self._closing.remove(closing)
-            self._cache.abandon(closing.ref)
-            self._cache.close(closing.lease, closing.sequence.tokens, 0, now)
-        for _, ref in [capture for chunk in plan.chunks for capture in chunk.captures]:
-            self._cache.abandon(ref)
-
     def fail_all(self, error: str, now: float) -> Emitted:
-        """The device is suspected: everyone seated fails, nothing known is kept. Who waits goes on waiting, for a cold start."""
+        """The device is suspected: all answers in slots fail, nothing known is kept. Waiting requests go on, from a cold start."""
         assert not self._under_way, "fail_all() while a step is under way"
-        for closing in self._closing:
-            self._cache.abandon(closing.ref)
-            self._cache.close(closing.lease, closing.sequence.tokens, 0, now)
-        self._closing.clear()
+        for closing in list(self._closing):
+            self._cache.close(closing.lease, 0, now)
+            self._forget_closing(closing)
         emitted: Emitted = []
         for slot in list(self._slots):
             emitted.append((slot.sequence, self._finished(slot.sequence, FinishReason.ERROR, now, error)))
-            self._close(slot, now, keep_state=False)
+            self._close(slot, now)
         self._joins.release_pins(self._waiting)
-        self._cache.moves_failed()
+        self._cache.recover()
         self._cache.clear()
         return emitted
 
@@ -352,27 +355,13 @@ class Scheduler:
         self.counters.restores += len(plan.batch.restores)
         self.counters.most_step_tokens = max(self.counters.most_step_tokens, plan.num_prefill + num_decodes)
 
-    def _finish_save(self, closing: Closing, now: float) -> None:
-        self._closing.remove(closing)
-        self._cache.publish(closing.ref, closing.sequence.tokens, closing.lease, now)
-        self._cache.close(closing.lease, closing.sequence.tokens, closing.position, now)
-
-    def _commit_chunk(self, chunk: PlannedChunk, now: float, *, publish: bool) -> None:
-        slot = chunk.slot
-        for _, ref in chunk.captures:
-            if publish:
-                self._cache.publish(ref, slot.sequence.tokens, slot.lease, now)
-            else:
-                self._cache.abandon(ref)
-        slot.position = chunk.end
-        self._joins.advanced(slot.sequence, slot.position)
-
     def _commit_slot(self, slot: Slot, sampled: Sampled | None, now: float) -> Emitted:
         sequence = slot.sequence
         if sampled is not None and sampled.token < 0:
             self._cache.distrust(slot.lease)
-            self._close(slot, now, keep_state=False)
-            if slot.leaving:
+            ended = slot.leaving
+            self._close(slot, now)
+            if ended:
                 return []
             return [
                 (sequence, self._finished(sequence, FinishReason.ERROR, now, "the model's output was not finite (NaN or infinity)"))
@@ -390,7 +379,7 @@ class Scheduler:
         """Closes the slot, unless another step under way advances its state; then the token that it evaluates is noted."""
         goes_on = self._is_under_way(slot) and not (sampled is not None and sampled.token in slot.sequence.request.stop_ids)
         if not goes_on:
-            self._close(slot, now, keep_state=True)
+            self._close_and_save(slot, now)
         elif sampled is not None:
             slot.sequence.buffer.append(sampled.token)
 
@@ -400,8 +389,9 @@ class Scheduler:
         if sequence.first_token_s is None:
             sequence.first_token_s = now
         if sampled.token in request.stop_ids:
+            self._forecast.learn(sequence.generated)
             emitted: Emitted = [(sequence, self._finished(sequence, FinishReason.STOP, now))]
-            self._close(slot, now, keep_state=True)  # also when a step under way has it: there its chunk is skipped
+            self._close_and_save(slot, now)  # also when a step under way has it: there its chunk is skipped
             return emitted
         sequence.buffer.append(sampled.token)
         sequence.generated += 1
@@ -416,31 +406,31 @@ class Scheduler:
 
     # -- ends -------------------------------------------------------------------------------------------------------------------
     def _end(self, slot: Slot, reason: FinishReason, now: float) -> Emitted:
+        self._forecast.learn(slot.sequence.generated)
         finished = self._finished(slot.sequence, reason, now)
-        self._leave(slot, now)
+        self._leave(slot, now, WantedKind.ANSWER_END)
         return [(slot.sequence, finished)]
 
-    def _leave(self, slot: Slot, now: float) -> None:
-        """Its answer has ended. While the device advances its state, the slot stays taken."""
+    def _leave(self, slot: Slot, now: float, kind: WantedKind) -> None:
+        """Its answer has ended. While the device advances its state, the slot remains taken."""
         if self._is_under_way(slot):
-            slot.leaving = True
+            slot.go(SlotState.LEAVING)
         else:
-            self._close(slot, now, keep_state=True)
+            self._close_and_save(slot, now, kind)
 
-    def _close(self, slot: Slot, now: float, *, keep_state: bool) -> None:
-        """Frees the slot: at once, or after the next step if its state goes into a snapshot."""
-        self._slots.remove(slot)
-        slot.closed = True
-        self._squeezed = False
-        ref: SnapshotRef | None = None
-        if keep_state and slot.started and slot.position > slot.lease.start:
-            ref = self._cache.reserve(slot.lease, slot.sequence.tokens, slot.position, now)
-        self._joins.left(slot.sequence)
-        if ref is None:
-            valid = slot.position if slot.started and keep_state else 0
-            self._cache.close(slot.lease, slot.sequence.tokens, valid, now)
+    def _close_and_save(self, slot: Slot, now: float, kind: WantedKind = WantedKind.ANSWER_END) -> None:
+        """Frees the slot: after the next step if its state goes into a snapshot, else at once."""
+        save = self._reserve_save(slot, kind, now)
+        if save is None:
+            self._close(slot, now, slot.position if slot.lease.started else 0)
         else:
-            self._closing.append(Closing(slot.sequence, slot.lease, slot.position, ref))
+            self._remove(slot)
+            self._closing.append(Closing(slot.sequence, save))
+
+    def _close(self, slot: Slot, now: float, valid: int = 0) -> None:
+        """Frees the slot at once; its first `valid` tokens are truly written and can be trusted."""
+        self._remove(slot)
+        self._cache.close(slot.lease, valid, now)
 
     def _finished(self, sequence: Sequence, reason: FinishReason, now: float, error: str | None = None) -> Finished:
         assert not sequence.finished

@@ -1,16 +1,30 @@
-"""A slot on the device, lost on preemption (`Slot`), and a slot that only waits for its state to be saved (`Closing`)."""
+"""A sequence on the device (`Slot`), and one whose last state is being saved (`Closing`)."""
 
-from dataclasses import dataclass, field
+import enum
+from dataclasses import dataclass, field, replace
 
 from svc.memory.placement import Wanted, plan_captures
-from svc.memory.sequence_cache import Lease, ResumePoint
-from svc.memory.snapshot_ring import SnapshotRef
+from svc.memory.sequence_cache import Lease, Reservation, ResumePoint
 from svc.slots.request import Sequence
+
+
+class SlotState(enum.Enum):
+    ACTIVE = "active"
+    LEAVING = "leaving"  # its Finished went out while a step with it was under way; the last such step's commit closes it
+    CLOSED = "closed"  # its row is free; a step under way may still name it, and does nothing for it
+
+
+TRANSITIONS: dict[SlotState, frozenset[SlotState]] = {
+    SlotState.ACTIVE: frozenset({SlotState.LEAVING, SlotState.CLOSED}),
+    SlotState.LEAVING: frozenset({SlotState.CLOSED}),
+    SlotState.CLOSED: frozenset(),
+}
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A seated sequence. `position` tokens stand in its live row and pages; `planned` will, once the steps under way have ended."""
+    """A sequence on the device. `position` tokens are in its state row and pages; `planned` will be, once the steps under way
+    end."""
 
     sequence: Sequence
     lease: Lease
@@ -18,21 +32,35 @@ class Slot:
     planned: int
     wanted: list[Wanted] = field(default_factory=list)  # captures that no step planned so far makes, by position
     sampling: int = 0  # tokens that steps under way will add
-    started: bool = False  # a step that sets its row to zero or restores it has been planned
-    leaving: bool = False  # its Finished went out while a step with it was under way; the last such step's commit closes it
-    closed: bool = False  # the slot is given up; a step under way may still name it, and does nothing for it
+    state: SlotState = SlotState.ACTIVE
 
     @classmethod
-    def of(cls, sequence: Sequence, lease: Lease, resume: ResumePoint, most_captures: int, *, hybrid: bool) -> "Slot":
-        """Seated anew; `resume` is what the lease was opened at."""
+    def of(cls, sequence: Sequence, lease: Lease, resume: ResumePoint, max_captures: int, *, hybrid: bool) -> "Slot":
+        """Newly admitted; the lease was opened at `resume`."""
         branch = resume.matched_tokens if resume.matched_tokens > lease.start else None
         length, boundaries = len(sequence.tokens), sequence.request.boundaries
-        wanted = plan_captures(length, lease.start, boundaries, branch, (), most_captures, hybrid=hybrid)
+        wanted = plan_captures(length, lease.start, boundaries, branch, (), max_captures, hybrid=hybrid)
         return cls(sequence, lease, lease.start, lease.start, wanted)
 
     @property
     def rank(self) -> tuple[int, int]:
         return self.sequence.rank
+
+    @property
+    def active(self) -> bool:
+        return self.state is SlotState.ACTIVE
+
+    @property
+    def leaving(self) -> bool:
+        return self.state is SlotState.LEAVING
+
+    @property
+    def closed(self) -> bool:
+        return self.state is SlotState.CLOSED
+
+    def go(self, state: SlotState) -> None:
+        assert state in TRANSITIONS[self.state], f"{self!r} cannot go from {self.state.value} to {state.value}"
+        self.state = state
 
     @property
     def remaining(self) -> int:
@@ -44,25 +72,40 @@ class Slot:
         """The next step evaluates one token of the answer."""
         return self.remaining == 1 and self.sequence.generated + self.sampling > 0
 
+    @property
+    def protected(self) -> bool:
+        """Whether it has not yet come further than it ever was: then it is not preempted."""
+        return self.planned <= max(self.sequence.preempted_at, self.lease.start)
+
     def want(self, capture: Wanted) -> None:
-        """Adds a capture ahead; a position already wanted stays as it is."""
-        if all(capture.position != other.position for other in self.wanted):
-            self.wanted.append(capture)
-            self.wanted.sort(key=lambda wanted: wanted.position)
+        """Adds a capture ahead; a position already wanted keeps the more valuable kind."""
+        for index, other in enumerate(self.wanted):
+            if other.position == capture.position:
+                self.wanted[index] = replace(other, kind=min(other.kind, capture.kind))
+                return
+        self.wanted.append(capture)
+        self.wanted.sort(key=lambda wanted: wanted.position)
 
     def __repr__(self) -> str:
-        state = "decode" if self.decoding else f"prefill {self.remaining} left"
-        return f"<Slot row {self.lease.row} at {self.position}, {state}: {self.sequence!r}>"
+        phase = "decode" if self.decoding else f"prefill {self.remaining} left"
+        return f"<Slot row {self.lease.row} at {self.position}, {self.state.value}, {phase}: {self.sequence!r}>"
 
 
 @dataclass(slots=True, eq=False)
 class Closing:
-    """An ended sequence whose last state goes into a snapshot in the next step; then its slot is free."""
+    """A sequence whose last state goes into a snapshot in the next step; then its row is free."""
 
     sequence: Sequence
-    lease: Lease
-    position: int
-    ref: SnapshotRef
+    save: Reservation
+    requeue: bool = False  # it was preempted, and waits again once it is saved
+
+    @property
+    def position(self) -> int:
+        return self.save.position
+
+    @property
+    def lease(self) -> Lease:
+        return self.save.lease
 
     def __repr__(self) -> str:
         return f"<Closing row {self.lease.row} at {self.position}: {self.sequence!r}>"

@@ -10,7 +10,7 @@ from svc.slots.events import FinishReason
 
 
 @dataclass(slots=True)
-class Counters:
+class SchedulerCounters:
     """Since start. Owner: the scheduler."""
 
     steps: int = 0
@@ -51,5 +51,5 @@ class EngineStats:
     num_running: int
     num_waiting: int
     num_slots: int
-    counters: Counters
+    counters: SchedulerCounters
     cache: CacheStats

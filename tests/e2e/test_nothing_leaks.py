@@ -103,7 +103,7 @@ async def test_a_thousand_requests_leave_nothing(monkeypatch: pytest.MonkeyPatch
         assert finished[FinishReason.ERROR] == 0
         engine._cache.check()
         stats = engine.stats().cache
-        assert (stats.held_pages, stats.pinned_snapshots, stats.reserved_snapshots) == (0, 0, 0)
+        assert (stats.pinned_pages, stats.pinned_snapshots, stats.reserved_snapshots) == (0, 0, 0)
         assert stats.free_rows == stats.num_rows
         assert stats.counters.num_evicted_snapshots > 100
         engine._cache.clear()

@@ -13,8 +13,8 @@ import numpy as np
 from svc.compute.backend import PENDING, Chunk, Completed, Sample, Sampled, StepBatch, StepRefusedError, StepResult
 from svc.compute.sampling.params import SamplingParams
 from svc.compute.tier_moves import places_moved, places_written
-from svc.memory.moves import Move
 from svc.memory.plan import MemoryPlan
+from svc.memory.tiers import Move
 from tests.fakes.moves import make_move
 
 VOCABULARY = 997

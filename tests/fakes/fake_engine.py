@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from svc.errors import RequestError
-from svc.memory.stats import CacheStats
-from svc.memory.stats import Counters as CacheCounters
+from svc.memory.stats import CacheCounters, CacheStats
 from svc.slots.engine import EngineState
 from svc.slots.events import CacheReport, Event, Finished, FinishReason, Timing, TokenEvent, Usage
 from svc.slots.request import Request
-from svc.slots.stats import Counters, EngineStats, SlotView
+from svc.slots.stats import EngineStats, SchedulerCounters, SlotView
 from svc.slots.stream import TokenStream
 
 Script = Callable[[Request], Iterable[int | TokenEvent]]
@@ -84,7 +83,7 @@ class FakeEngine:
         room = self.context_tokens - prompt_tokens + 1
         return room if max_tokens is None else min(max_tokens, room)
 
-    def check_room(self, newcomers: int) -> None:
+    def check_capacity(self, newcomers: int) -> None:
         """There is room; see `refusal`."""
 
     def submit(self, request: Request, on_event: Callable[[Event], None]) -> TokenStream:
@@ -143,7 +142,7 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         cache = CacheStats(
-            num_pages=10, free_pages=4, cached_pages=4, held_pages=2, num_rows=2, free_rows=1, num_snapshots=8, free_snapshots=5,
+            num_pages=10, free_pages=4, cached_pages=4, pinned_pages=2, num_rows=2, free_rows=1, num_snapshots=8, free_snapshots=5,
             reserved_snapshots=0, published_snapshots=3, stranded_snapshots=1, pinned_snapshots=0, num_nodes=3,
             num_host_pages=20, free_host_pages=15, num_host_snapshots=6, free_host_snapshots=2, page_bytes=1000, state_bytes=100,
             counters=CacheCounters(
@@ -151,5 +150,5 @@ class FakeEngine:
                 rows_moved_in=3, num_host_resumes=2,
             ),
         )  # fmt: skip
-        counters = Counters(steps=11, generated_tokens=42, prompt_tokens=100, cached_tokens=60, restores=5)
+        counters = SchedulerCounters(steps=11, generated_tokens=42, prompt_tokens=100, cached_tokens=60, restores=5)
         return EngineStats(num_running=self.num_open, num_waiting=3, num_slots=2, counters=counters, cache=cache)

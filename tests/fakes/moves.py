@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from svc.memory.moves import Move, MoveKind
+from svc.memory.tiers import Move, MoveKind
 
 
 class TwoTiers(Protocol):

@@ -299,7 +299,7 @@ async def test_all_answers_or_none_are_submitted() -> None:
         raise QueueFullError("the queue is full", retry_after_s=1)
 
     engine = FakeEngine(saying("x"))
-    engine.check_room = no_room  # type: ignore[method-assign]
+    engine.check_capacity = no_room  # type: ignore[method-assign]
     async with serving(engine) as at:
         status, _ = await at.post(COMPLETIONS, {"prompt": ["a", "b"], "n": 3})
     assert (status, asked, engine.sequences) == (429, [6], [])

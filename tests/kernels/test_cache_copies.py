@@ -7,8 +7,8 @@ from svc.compute.backend import StepBatch
 from svc.compute.step_inputs import pairs
 from svc.compute.tier_moves import SLABS
 from svc.memory.layout import MemoryLayout
-from svc.memory.moves import Move, MoveKind
 from svc.memory.plan import MemoryPlan
+from svc.memory.tiers import Move, MoveKind
 from tests.kernels.backends import KernelBackend
 
 

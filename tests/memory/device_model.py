@@ -1,19 +1,41 @@
 """A device that only remembers: what each row of each page, each live row and each snapshot would hold, as the tokens behind it.
 
 A K/V row depends on all tokens up to its own, a state on all tokens before its position; so both are modelled by that exact prefix.
-Work is queued and done in order, as steps are; `None` is memory nobody has written. Twin of the arrays that `compute` owns, those
-of the host tier included.
+Steps are queued and done in order; `None` is memory nobody has written. Twin of the arrays that `compute` owns, those of the host
+tier included.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from svc.memory.layout import MemoryLayout
-from svc.memory.moves import Move
+from svc.memory.lease import Lease, Reservation, ResumePoint, StepMemory
+from svc.memory.placement import WantedKind
 from svc.memory.plan import MemoryPlan
-from svc.memory.sequence_cache import Lease, ResumePoint, SequenceCache, SnapshotRef
+from svc.memory.prefix_tree import TokenArray
+from svc.memory.sequence_cache import SequenceCache
 from tests.fakes.moves import make_move
 
 Prefix = tuple[int, ...]
+
+
+class GrowingTokens:
+    """A token source for the cache: the prompt, and what is said after it."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens: Prefix = tuple(tokens)
+
+    @property
+    def array(self) -> TokenArray:
+        return np.array(self.tokens, np.int32)
+
+
+def text(start: int, length: int) -> Prefix:
+    """Tokens that no text with another start shares."""
+    return tuple(range(start * 1000, start * 1000 + length))
 
 
 def small_plan(
@@ -26,7 +48,7 @@ def small_plan(
     host_pages: int = 0,
     host_snapshots: int = 0,
 ) -> MemoryPlan:
-    """Counts of one's choice; the sizes behind them do not matter here."""
+    """A plan with these counts; the sizes of its pages and states do not matter here."""
     layout = MemoryLayout(
         hidden_size=8,
         num_attention_layers=1,
@@ -43,6 +65,15 @@ def small_plan(
     return MemoryPlan(layout, pages, rows, snapshots, host_pages, host_snapshots)
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive tokens of one sequence in a step: tokens[start:], behind all before them."""
+
+    lease: Lease
+    tokens: Prefix
+    start: int
+
+
 class Device:
     """The slabs of a plan, and the steps under way."""
 
@@ -54,60 +85,81 @@ class Device:
         self.snapshots: list[Prefix | None] = [None] * plan.num_snapshots
         self.host_pages: list[list[Prefix | None]] = [[None] * self.page_tokens for _ in range(plan.num_host_pages)]
         self.host_snapshots: list[Prefix | None] = [None] * plan.num_host_snapshots
-        self._queue: list[Callable[[], None]] = []
+        self.num_moves = 0  # done
+        self._queue: deque[Callable[[], None]] = deque()
 
-    def enqueue(self, work: Callable[[], None]) -> None:
+    # -- steps ----------------------------------------------------------------------------------------------------------------
+    @property
+    def num_queued(self) -> int:
+        return len(self._queue)
+
+    def enqueue(self, step: StepMemory, chunks: Sequence[Chunk] = (), then: Callable[[], None] | None = None) -> None:
+        """A step, in the order that every backend keeps: move, copy, save, set to zero or restore, forward with captures; `then`.
+
+        What it takes from leases is read now: they may be closed before it runs.
+        """
+        saves = [(save.lease.row, save.place) for save in step.saves]
+        captures = {(capture.lease, capture.position): capture.place for capture in step.captures}
+        forwards = [
+            (
+                chunk.lease.row,
+                chunk.lease.table.array(len(chunk.tokens)).tolist(),
+                chunk.tokens,
+                chunk.start,
+                {position: place for (lease, position), place in captures.items() if lease is chunk.lease},
+            )
+            for chunk in chunks
+        ]
+
+        def work() -> None:
+            assert self.num_moves == step.moves_before, (
+                f"{self.num_moves} moves done before a step that follows {step.moves_before}"
+            )
+            for move in step.moves:
+                make_move(self, move)
+            self.num_moves += len(step.moves)
+            for source, target in step.copies:
+                self.pages[target] = list(self.pages[source])
+            for row, place in saves:
+                self.snapshots[place] = self.rows[row]
+            for row in step.zero_rows:
+                self.rows[row] = ()
+            for row, place in step.restores:
+                self.rows[row] = self.snapshots[place]
+            for forward in forwards:
+                self._forward(*forward)
+            if then is not None:
+                then()
+
         self._queue.append(work)
 
-    def run(self) -> None:
-        """Does all that is queued."""
-        queue, self._queue = self._queue, []
-        for work in queue:
-            work()
+    def run_one(self) -> None:
+        """Does the oldest step that is queued."""
+        self._queue.popleft()()
 
-    def move(self, moves: Sequence[Move]) -> None:
-        """Between the tiers, in order."""
+    def drop(self, moves: int) -> None:
+        """Forgets the steps queued: they failed. `moves`: how many they and those before them were to make."""
+        self._queue.clear()
+        self.num_moves = moves
 
-        def work() -> None:
-            for move in moves:
-                make_move(self, move)
-
-        self.enqueue(work)
-
-    def copy_page(self, source: int, target: int) -> None:
-        self.enqueue(lambda: self.pages[target].__setitem__(slice(None), list(self.pages[source])))
-
-    def start_row(self, row: int, snapshot_id: int | None) -> None:
-        self.enqueue(lambda: self.rows.__setitem__(row, () if snapshot_id is None else self.snapshots[snapshot_id]))
-
-    def save(self, row: int, snapshot_id: int) -> None:
-        self.enqueue(lambda: self.snapshots.__setitem__(snapshot_id, self.rows[row]))
-
-    def forward(self, row: int, pages: Sequence[int], tokens: Prefix, start: int, captures: dict[int, int]) -> None:
+    def _forward(self, row: int, pages: Sequence[int], tokens: Prefix, start: int, captures: dict[int, int]) -> None:
         """Evaluates tokens[start:]; `captures`: position -> snapshot. A hybrid's row must hold the state after tokens[:start]."""
+        if self.hybrid:
+            assert self.rows[row] == tokens[:start], f"row {row} holds {self.rows[row]}, not the state after {tokens[:start]}"
+        self.expect_known(pages, tokens[:start])
+        for position in range(start, len(tokens)):
+            self.pages[pages[position // self.page_tokens]][position % self.page_tokens] = tokens[: position + 1]
+            if position + 1 in captures:
+                self.snapshots[captures[position + 1]] = tokens[: position + 1]
+        self.rows[row] = tokens
 
-        def work() -> None:
-            if self.hybrid:
-                assert self.rows[row] == tokens[:start], f"row {row} holds {self.rows[row]}, not the state after {tokens[:start]}"
-            for position in range(start):
-                self._expect_row(pages, tokens, position)
-            for position in range(start, len(tokens)):
-                self.pages[pages[position // self.page_tokens]][position % self.page_tokens] = tokens[: position + 1]
-                if position + 1 in captures:
-                    self.snapshots[captures[position + 1]] = tokens[: position + 1]
-            self.rows[row] = tokens
-
-        self.enqueue(work)
-
+    # -- what must hold -------------------------------------------------------------------------------------------------------
     def expect_known(self, pages: Sequence[int], tokens: Prefix) -> None:
-        """All rows of `tokens` stand in `pages`."""
+        """All rows of `tokens` are in `pages`."""
         for position in range(len(tokens)):
-            self._expect_row(pages, tokens, position)
-
-    def _expect_row(self, pages: Sequence[int], tokens: Prefix, position: int) -> None:
-        page, offset = pages[position // self.page_tokens], position % self.page_tokens
-        found = self.pages[page][offset]
-        assert found == tokens[: position + 1], f"row {offset} of page {page} holds {found}, not {tokens[: position + 1]}"
+            page, offset = pages[position // self.page_tokens], position % self.page_tokens
+            found = self.pages[page][offset]
+            assert found == tokens[: position + 1], f"row {offset} of page {page} holds {found}, not {tokens[: position + 1]}"
 
 
 class Run:
@@ -116,54 +168,61 @@ class Run:
     def __init__(self, cache: SequenceCache, device: Device, tokens: Sequence[int], now: float = 0.0) -> None:
         self.cache = cache
         self.device = device
-        self.tokens: Prefix = tuple(tokens)
-        self.resume: ResumePoint = cache.match(self.tokens, now)
-        lease = cache.open(self.tokens, self.resume, now)
-        assert lease is not None, "no slot"
+        self.source = GrowingTokens(tokens)
+        self.resume: ResumePoint = cache.match(self.tokens)
+        lease = cache.open(self.source, self.resume, now)
+        assert lease is not None, "no row"
         self.lease: Lease = lease
         self.written = lease.start
-        make_moves(cache, device)
-        assert cache.ready(lease)
-        if not lease.row_comes:
-            self.device.start_row(lease.row, cache.start_snapshot(lease))
 
-    def write(self, end: int, captures: Sequence[int] = (), now: float = 0.0) -> bool:
-        """Evaluates up to `end` with captures where snapshots are to be had, runs the device and publishes; False: no pages."""
+    @property
+    def tokens(self) -> Prefix:
+        return self.source.tokens
+
+    def start(self) -> None:
+        """A step that sets the row to zero or restores it, and evaluates nothing: enough to sample where all is known."""
+        self._arrive()
+        run_step(self.cache, self.device, [self.lease])
+
+    def write(self, end: int, captures: Sequence[int] = (), now: float = 0.0, kind: WantedKind = WantedKind.SPARSE) -> bool:
+        """Evaluates up to `end` with captures where snapshots are to be had, and publishes; False: no pages."""
+        self._arrive()
         if not self.cache.extend(self.lease, end, now):
             return False
-        copies = self.cache.take_copies(self.lease)
-        refs: dict[int, SnapshotRef] = {}
-        for position in captures:
-            ref = self.cache.reserve(self.lease, self.tokens, position, now)
-            if ref is not None:
-                refs[position] = ref
-        make_moves(self.cache, self.device)
-        for source, target in copies:
-            self.device.copy_page(source, target)
-        pages = self.lease.table.array(end).tolist()
-        snapshots = {position: self.cache.device_snapshot(ref) for position, ref in refs.items()}
-        self.device.forward(self.lease.row, pages, self.tokens[:end], self.written, snapshots)
-        self.device.run()
-        self.cache.started(self.lease)
+        reservations = [self.cache.reserve(self.lease, position, now, kind) for position in captures]
+        taken = [reservation for reservation in reservations if reservation is not None]
+        run_step(self.cache, self.device, [self.lease], [Chunk(self.lease, self.tokens[:end], self.written)], taken, now=now)
         self.written = end
-        for ref in refs.values():
-            self.cache.publish(ref, self.tokens, self.lease, now)
         return True
 
     def say(self, tokens: Sequence[int]) -> None:
         """Appends tokens to evaluate later (an answer)."""
-        self.tokens += tuple(tokens)
+        self.source.tokens += tuple(tokens)
 
     def close(self, now: float = 0.0) -> None:
-        self.cache.close(self.lease, self.tokens, self.written, now)
+        self.cache.close(self.lease, self.written, now)
+
+    def _arrive(self) -> None:
+        if not self.lease.ready:
+            run_step(self.cache, self.device)
+        assert self.lease.ready
 
 
-def make_moves(cache: SequenceCache, device: Device) -> None:
-    """All that wait, on a device that has done everything queued before."""
-    before, moves = cache.take_moves()
-    device.move(moves)
-    device.run()
-    cache.moves_over(before + len(moves))
+def run_step(
+    cache: SequenceCache,
+    device: Device,
+    leases: Sequence[Lease] = (),
+    chunks: Sequence[Chunk] = (),
+    captures: Sequence[Reservation] = (),
+    saves: Sequence[Reservation] = (),
+    now: float = 0.0,
+) -> StepMemory:
+    """A whole step, on a device that has nothing else to do."""
+    step = cache.begin(leases, captures, saves)
+    device.enqueue(step, chunks)
+    device.run_one()
+    cache.finish(step, now, device.num_moves)
+    return step
 
 
 def converse(

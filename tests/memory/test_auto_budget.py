@@ -117,7 +117,9 @@ def test_budget_beyond_the_memory_is_refused_with_what_fits(given: tuple[str, ..
         return resolve_budgets(layout(), **budgets, **sizes)
 
     names = " and ".join(given) + (" together" if len(given) > 1 else "")
-    with pytest.raises(MemoryBudgetError, match=rf"{given[0]}=200MiB.* 100MiB are free.*: {names} can be \d+MiB$") as refusal:
+    with pytest.raises(
+        MemoryBudgetError, match=rf"{given[0]}=200MiB.* 100MiB are free.*: {names} can be at most \d+MiB$"
+    ) as refusal:
         resolve(200 * MIB * len(given))
     fits = parse_size(str(refusal.value).split()[-1])
     kv, snapshots = resolve(fits)
@@ -129,11 +131,11 @@ def test_budget_beyond_the_memory_is_refused_with_what_fits(given: tuple[str, ..
 def test_slots_beyond_the_memory_are_refused_with_what_fits() -> None:
     """Where no budget is to blame, the number of slots that fit is named, or what a single one needs."""
     sizes: dict[str, Any] = {"kv_bytes": None, "snapshot_bytes": None, "weights_bytes": 0, "context_tokens": 64}
-    with pytest.raises(MemoryBudgetError, match=r"max_slots can be \d+$") as refusal:
+    with pytest.raises(MemoryBudgetError, match=r"max_slots can be at most \d+$") as refusal:
         resolve_budgets(layout(), available_bytes=100 * MIB, num_rows=500, **sizes)
     fit = int(str(refusal.value).split()[-1])
     resolve_budgets(layout(), available_bytes=100 * MIB, num_rows=fit, **sizes)
-    with pytest.raises(MemoryBudgetError, match=f"max_slots can be {fit}$"):
+    with pytest.raises(MemoryBudgetError, match=f"max_slots can be at most {fit}$"):
         resolve_budgets(layout(), available_bytes=100 * MIB, num_rows=fit + 1, **sizes)
     with pytest.raises(MemoryBudgetError, match="one slot alone needs"):
         resolve_budgets(layout(), available_bytes=1 * MIB, num_rows=1, **sizes)
@@ -145,7 +147,7 @@ def test_weights_that_do_not_fit_are_no_reason_against_budgets_that_do() -> None
     assert resolve_budgets(layout(), kv_bytes=7 * MIB, snapshot_bytes=9 * MIB, **sizes) == (7 * MIB, 9 * MIB)
     with pytest.raises(MemoryBudgetError, match=r"0 are free beside the weights: .* both budgets as numbers"):
         resolve_budgets(layout(), kv_bytes=7 * MIB, snapshot_bytes=None, **sizes)
-    with pytest.raises(MemoryBudgetError, match=r"100MiB are free: kv_bytes and snapshot_bytes together can be \d+MiB$"):
+    with pytest.raises(MemoryBudgetError, match=r"100MiB are free: kv_bytes and snapshot_bytes together can be at most \d+MiB$"):
         resolve_budgets(layout(), kv_bytes=70 * MIB, snapshot_bytes=90 * MIB, **sizes)
 
 
@@ -194,7 +196,7 @@ def test_automatic_host_budgets_can_always_be_planned(available: int, kv: int | 
 
 
 def test_without_a_gpu_there_is_a_host_tier_only_on_request() -> None:
-    """The caches stand in that memory already."""
+    """The caches are in that memory already."""
     sizes: dict[str, Any] = {"available_bytes": 2**40, "beside_gpu": False}
     assert resolve_host_budgets(device_plan(), host_kv_bytes=None, host_snapshot_bytes=None, **sizes) == (0, 0)
     assert resolve_host_budgets(device_plan(), host_kv_bytes=7 * MIB, host_snapshot_bytes=None, **sizes) == (7 * MIB, 0)

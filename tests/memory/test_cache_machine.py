@@ -1,35 +1,47 @@
-"""Random operations on the memory, against a device that remembers which tokens stand behind every row, page row and snapshot."""
+"""Random operations on the memory, against a device that remembers which tokens are behind every state, page row and snapshot."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from svc.memory.prefix_tree import token_array
-from svc.memory.sequence_cache import COLD, Lease, ResumePoint, SequenceCache, SnapshotRef, StaleSnapshotError
-from tests.memory.device_model import Device, Prefix, small_plan
+from svc.memory.lease import COLD, Lease, Reservation, StepMemory
+from svc.memory.placement import WantedKind
+from svc.memory.sequence_cache import SequenceCache, SnapshotRef, StaleSnapshotError
+from tests.memory.device_model import Chunk, Device, GrowingTokens, Prefix, small_plan
 
 CONTEXT = 40
 TAILS = st.lists(st.integers(0, 1), max_size=24)
+KINDS = st.sampled_from([WantedKind.SPARSE, WantedKind.JOIN])
+MOST_UNDER_WAY = 2
 
 
 @dataclass(eq=False)
 class Live:
-    """A seated sequence as the scheduler would know it."""
+    """A sequence in a slot as the scheduler would know it."""
 
     lease: Lease
-    tokens: Prefix
-    position: int  # planned: the device may be behind
-    saves: list[SnapshotRef] = field(default_factory=list)  # planned captures, written once the device has run
-    started: bool = False
+    source: GrowingTokens
+    planned: int  # positions evaluated once all steps under way are done
+    position: int  # evaluated in finished steps
+    leaving: bool = False  # a step under way saves its state and closes its lease
+
+
+@dataclass(eq=False)
+class Step:
+    """A step under way."""
+
+    memory: StepMemory
+    ends: dict[Live, int] = field(default_factory=dict)  # how far it evaluates each sequence
 
 
 class MemoryMachine(RuleBasedStateMachine):
     """Everything that can be matched holds exactly the tokens matched, whatever came before, and nothing is ever lost.
 
-    Steps are queued on the device and run later, so that sequences close, pages change hands and captures are abandoned while
-    work on them is still under way, as with a step in flight.
+    A step begins before the one before has finished, so that sequences close, pages change hands and captures are discarded while
+    work on them is still under way.
     """
 
     hybrid = True
@@ -56,10 +68,11 @@ class MemoryMachine(RuleBasedStateMachine):
         self.cache = SequenceCache(plan)
         self.device = Device(plan)
         self.live: list[Live] = []
+        self.steps: list[Step] = []  # under way, oldest first
         self.pins: list[SnapshotRef] = []
         self.texts: list[Prefix] = [(0, 1, 1) * 9]
         self.now = 0.0
-        self.num_moves = 0
+        self.moves_over = 0  # as reported to the cache
 
     # -- sequences ------------------------------------------------------------------------------------------------------------
     @rule(data=st.data(), use_cache=st.integers(0, 7))
@@ -67,103 +80,125 @@ class MemoryMachine(RuleBasedStateMachine):
         """A text seen before, whole or with another end; now and then without the cache."""
         tokens = self._draw_text(data)
         self._expect_match(tokens)
-        resume = self.cache.match(tokens, self.now) if use_cache else COLD
-        free_rows, possible = self.cache.num_free_rows, self.cache.free_pages_possible()
-        idle, beside = self.cache.idle_pages(tokens, resume), self._held_beside(tokens, resume)
-        lease = self.cache.open(tokens, resume, self.now)
-        if lease is None:
-            assert free_rows == 0 or idle > possible - beside, "refused, although there was room"
-            assert self.cache.num_free_rows == free_rows, "a refusal kept the slot"
-            assert self.cache.free_pages_possible() == possible, "a refusal changed the pages"
-            return
-        assert lease.start == resume.position
-        self.live.append(Live(lease, tokens, lease.start))
+        self._open(tokens, use_cache=bool(use_cache))
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), count=st.integers(1, 16), captures=st.sets(st.integers(0, 15), max_size=3), pin=st.integers(0, 5))
-    def step(self, data: st.DataObject, count: int, captures: set[int], pin: int) -> None:
-        """A piece of prefill or of an answer, with captures up to so many tokens before its end."""
-        live = data.draw(st.sampled_from(self.live))
-        if not self.cache.ready(live.lease):
-            self._queue_moves()
-            return
-        end = min(live.position + count, CONTEXT)
-        live.tokens += tuple(data.draw(st.integers(0, 1)) for _ in range(end - len(live.tokens)))
-        if end > live.position:
-            refs = self._plan(live, end, sorted({end - back for back in captures if end - back > live.position}))
-            if refs and not pin:
-                self.cache.pin(refs[0])  # a joiner waits for it
-                self.pins.append(refs[0])
+    @rule(data=st.data(), size=st.integers(1, 3))
+    def step(self, data: st.DataObject, size: int) -> None:
+        """Chunks of prompts or answers of several sequences, with captures up to 15 tokens before their ends.
+
+        Some are only started, some are saved and leave.
+        """
+        self._make_way()
+        chunks: list[Chunk] = []
+        captures: list[Reservation] = []
+        saves: list[Reservation] = []
+        step_ends: dict[Live, int] = {}
+        started: list[Live] = []
+        for live in data.draw(st.lists(st.sampled_from(self.live), max_size=size, unique=True)):
+            if not live.lease.ready or live.leaving:
+                continue
+            what = data.draw(st.integers(0, 9))
+            if what == 0 and live.lease.started:
+                save = self._reserve(live, live.planned, data.draw(KINDS)) if live.planned else None
+                if save is not None:
+                    saves.append(save)
+                    live.leaving = True
+                continue
+            started.append(live)
+            end = min(live.planned + data.draw(st.integers(1, 16)), CONTEXT)
+            live.source.tokens += tuple(data.draw(st.integers(0, 1)) for _ in range(end - len(live.source.tokens)))
+            if what == 1 or end == live.planned or not self._extend(live, end):
+                continue
+            backs = data.draw(st.sets(st.integers(0, 15), max_size=3))
+            captures += self._reserve_all(live, {end - back for back in backs if end - back > live.planned}, data)
+            chunks.append(Chunk(live.lease, live.source.tokens[:end], live.planned))
+            live.planned = step_ends[live] = end
+        self._begin([live.lease for live in started], chunks, captures, saves, step_ends)
 
     @rule(data=st.data(), chunk=st.integers(4, 40), captures=st.sets(st.integers(0, 40), max_size=3))
     def converse(self, data: st.DataObject, chunk: int, captures: set[int]) -> None:
         """A sequence from its beginning to its end, among the others."""
-        self.device.run()
         tokens = self._draw_text(data)
-        lease = self.cache.open(tokens, self.cache.match(tokens, self.now), self.now)
-        if lease is None:
+        live = self._open(tokens)
+        if live is None:
             return
-        live = Live(lease, tokens, lease.start)
-        self.live.append(live)
-        self._queue_moves()
-        self._commit()
-        while live.position < len(tokens):
-            end = min(live.position + chunk, len(tokens))
-            wanted = sorted(p for p in {*captures, len(tokens)} if live.position < p <= end)
-            if self._plan(live, end, wanted) is None:
+        if not live.lease.ready:
+            self._begin()
+        self._finish_all()
+        while live.planned < len(tokens):
+            end = min(live.planned + chunk, len(tokens))
+            if not self._extend(live, end):
                 break
-            self._commit()
-        self.live.remove(live)
-        self.cache.close(lease, tokens, live.position, self.now)
+            wanted = {position for position in {*captures, len(tokens)} if live.planned < position <= end}
+            self._evaluate([live], end, wanted, data)
+            self._finish_all()
+        self._close(live, live.position)
 
-    @rule(data=st.data(), back=st.integers(0, 6), pinned=st.sampled_from([None, 0, 1]))
-    def twins(self, data: st.DataObject, back: int, pinned: int | None) -> None:
+    @rule(data=st.data(), back=st.integers(0, 6))
+    def twins(self, data: st.DataObject, back: int) -> None:
         """Two sequences evaluate one text in the same step and capture the same positions; a joiner may wait for either."""
-        self.device.run()
+        self._finish_all()
         tokens = self._draw_text(data)
-        resume = self.cache.match(tokens[:-1], self.now)
-        for twin in range(2):
-            lease = self.cache.open(tokens, resume, self.now)
-            if lease is None:
-                return
-            live = Live(lease, tokens, lease.start)
-            self.live.append(live)
-            if not self.cache.ready(lease):
-                return
-            positions = sorted(p for p in {len(tokens) - back, len(tokens)} if p > lease.start)
-            refs = self._plan(live, len(tokens), positions)
-            if refs and pinned == twin:
-                self.cache.pin(refs[-1])
-                self.pins.append(refs[-1])
-            if self.cache.match(tokens[:-1], self.now) != resume:
-                return
-
-    @rule(data=st.data(), poisoned=st.booleans())
-    def run_device(self, data: st.DataObject, poisoned: bool) -> None:
-        """All queued steps finish; their captures are published, or abandoned where the values were not finite."""
-        for live in self.live:
-            if poisoned and live.saves and data.draw(st.booleans()):
-                self.cache.abandon(live.saves.pop())
-        self._commit()
+        twins = [live for live in (self._open(tokens), self._open(tokens)) if live is not None and live.lease.ready]
+        twins = [live for live in twins if live.planned < len(tokens) and self._extend(live, len(tokens))]
+        self._evaluate(twins, len(tokens), {len(tokens) - back, len(tokens)}, data)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), broken=st.booleans())
     def close(self, data: st.DataObject, broken: bool) -> None:
-        """An end, a cancel or a preemption; also with steps under way, whose captures are then lost."""
+        """An end, a cancel or a preemption; also with steps under way, whose captures and saves are then lost."""
         live = data.draw(st.sampled_from(self.live))
-        self.live.remove(live)
-        if not broken and not self.hybrid:
-            self.device.run()  # commit comes first: `valid` positions have been written
-        self.cache.close(live.lease, live.tokens, 0 if broken else live.position, self.now)
-        for ref in live.saves:
-            self._expect_stale(ref)
+        self._close(live, 0 if broken else live.position)
+
+    # -- ends of steps --------------------------------------------------------------------------------------------------------
+    @precondition(lambda self: self.steps)
+    @rule(data=st.data(), late=st.booleans())
+    def finish(self, data: st.DataObject, late: bool) -> None:
+        """The oldest step is done; its moves may be done later."""
+        self._finish(set(), late=late)
+
+    @precondition(lambda self: self.steps)
+    @rule(data=st.data())
+    def finish_poisoned(self, data: st.DataObject) -> None:
+        """The numbers of some sequences are not finite: what those published or resumed from is not matched any more."""
+        poisoned = {live for live in self.live if data.draw(st.booleans())}
+        self._finish({live.lease for live in poisoned})
+        for live in poisoned & set(self.live):
+            trail = list(live.lease.trail)
+            self.cache.distrust(live.lease)
+            assert not any(self.cache._ring.is_published(ref) for ref in trail)
+            self._close(live, 0)
+            assert self.hybrid or not self._known()
+
+    @precondition(lambda self: self.steps)
+    @rule(data=st.data(), done=st.booleans())
+    def abort(self, data: st.DataObject, done: bool) -> None:
+        """The oldest step fails, and what was planned behind it is given back; what the device did of them does not matter."""
+        moves = self.steps[-1].memory.moves_before + len(self.steps[-1].memory.moves)
+        carried = moves > self.moves_over
+        while done and self.device.num_queued:
+            self.device.run_one()
+        self.device.drop(moves)
+        steps, self.steps = self.steps, []
+        for step in steps:
+            self.cache.abort(step.memory, self.now)
+        hit = {lease for step in steps for lease in step.memory.leases}
+        for live in list(self.live):
+            if live.lease.closed:
+                self.live.remove(live)
+            elif live.lease in hit or not live.lease.ready:
+                self._close(live, live.position)
+        self.cache.recover()
+        self.moves_over = moves
+        assert not carried or not self._known(), "pages may have been lost on their way, and are matched"
 
     # -- everything else ------------------------------------------------------------------------------------------------------
     @rule(data=st.data())
     def pin(self, data: st.DataObject) -> None:
         """A joiner keeps a snapshot."""
         tokens = data.draw(st.sampled_from(self.texts))
-        resume = self.cache.match(tokens, self.now)
+        resume = self.cache.match(tokens)
         if resume.snapshot is not None:
             assert self.cache.pin_at(tokens, resume.position) == resume.snapshot
             self.pins.append(resume.snapshot)
@@ -184,7 +219,21 @@ class MemoryMachine(RuleBasedStateMachine):
         """Everything is forgotten; live sequences go on."""
         if not sure:
             self.cache.clear()
-            assert self.cache.match(self.texts[-1], self.now).matched_tokens == 0
+            assert not self._known()
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), sure=st.integers(0, 5))
+    def fill(self, data: st.DataObject, sure: int) -> None:
+        """Beside all others and whatever is pinned, a sequence can have every available page and not one more."""
+        live = data.draw(st.sampled_from(self.live))
+        size = self.device.page_tokens
+        if not sure and live.lease.ready and not live.leaving and live.lease.shared_page is None:
+            available = self.cache.num_available_pages()
+            end = (len(live.lease.table) + available) * size
+            assert not self.cache.extend(live.lease, end + 1, self.now)
+            assert self.cache.extend(live.lease, end, self.now)
+            assert self.cache.num_available_pages() == 0
+            self._close(live, live.position)
 
     @precondition(lambda self: not self.live)
     @rule()
@@ -198,7 +247,7 @@ class MemoryMachine(RuleBasedStateMachine):
         assert not self.cache.extend(lease, plan.kv_tokens + 1, self.now)
         assert self.cache.extend(lease, plan.kv_tokens, self.now)
         assert sorted(lease.table.array(plan.kv_tokens).tolist()) == list(range(plan.num_pages))
-        self.cache.close(lease, (), 0, self.now)
+        self.cache.close(lease, 0, self.now)
         assert plan.num_host_pages or self.cache.stats().published_snapshots == 0, "a snapshot is left without pages"
 
     @invariant()
@@ -207,20 +256,21 @@ class MemoryMachine(RuleBasedStateMachine):
             return
         self.cache.check()
         stats = self.cache.stats()
-        assert stats.free_pages + stats.cached_pages + stats.held_pages == stats.num_pages
+        assert stats.free_pages + stats.cached_pages + stats.pinned_pages == stats.num_pages
         assert stats.free_rows == stats.num_rows - len(self.live)
         assert stats.pinned_snapshots >= len(set(self.pins))
         for live in self.live:
-            assert len(live.lease.table) >= -(-live.position // self.device.page_tokens)
+            assert len(live.lease.table) >= -(-live.planned // self.device.page_tokens)
 
     def teardown(self) -> None:
         if not hasattr(self, "cache"):
             return
-        self.device.run()
+        self._finish_all()
         for text in self.texts:
             self._expect_match(text)
-        for live in self.live:
-            self.cache.close(live.lease, live.tokens, 0, self.now)
+        self._finish_all()
+        for live in list(self.live):
+            self._close(live, 0)
         while self.pins:
             self.cache.unpin(self.pins.pop())
         self.cache.clear()
@@ -229,7 +279,7 @@ class MemoryMachine(RuleBasedStateMachine):
         assert (stats.free_pages, stats.free_snapshots, stats.free_rows) == (stats.num_pages, stats.num_snapshots, stats.num_rows)
         assert (stats.free_host_pages, stats.free_host_snapshots) == (stats.num_host_pages, stats.num_host_snapshots)
 
-    # -- parts ----------------------------------------------------------------------------------------------------------------
+    # -- sequences, in part -----------------------------------------------------------------------------------------------------
     def _draw_text(self, data: st.DataObject) -> Prefix:
         known = data.draw(st.sampled_from(self.texts))
         keep = data.draw(st.integers(1, 2 * len(known)))
@@ -238,88 +288,171 @@ class MemoryMachine(RuleBasedStateMachine):
             self.texts = [*self.texts[-12:], known]
         return known
 
-    def _plan(self, live: Live, end: int, positions: list[int]) -> list[SnapshotRef] | None:
-        """Queues a piece up to `end` with captures; None when there are no pages."""
-        possible, before = self.cache.free_pages_possible(), live.lease.table.pages
-        if not self.cache.extend(live.lease, end, self.now):
-            assert live.lease.table.pages == before, "a refusal changed the table"
-            assert self.cache.free_pages_possible() == possible, "a refusal changed the pages"
-            needed = -(-end // self.device.page_tokens) - len(before)
-            assert possible <= needed, f"{needed} pages (or one more for a copy) were refused with {possible} possible"
+    def _open(self, tokens: Prefix, *, use_cache: bool = True) -> Live | None:
+        """None: no row, or fewer pages available than announced; then nothing has changed."""
+        source = GrowingTokens(tokens)
+        resume = self.cache.match(tokens) if use_cache else COLD
+        free_rows, available = self.cache.stats().free_rows, self.cache.num_available_pages()
+        wanted = self.cache.num_pages_to_pin(source, resume)
+        lease = self.cache.open(source, resume, self.now)
+        if lease is None:
+            assert free_rows == 0 or wanted > available, "refused, although there were pages"
+            assert self.cache.stats().free_rows == free_rows, "a refusal kept the row"
+            assert self.cache.num_available_pages() == available, "a refusal changed the pages"
             return None
-        copies = self.cache.take_copies(live.lease)
-        assert self.cache.take_copies(live.lease) == [], "a copy was given out twice"
-        refs = [self.cache.reserve(live.lease, live.tokens, position, self.now) for position in positions]
-        taken = [ref for ref in refs if ref is not None]
-        snapshots = {self.cache.position(ref): self.cache.device_snapshot(ref) for ref in taken}
-        self._queue_moves()
-        for source, target in copies:
-            self.device.copy_page(source, target)
-        if not live.started and not live.lease.row_comes:
-            self.device.start_row(live.lease.row, self.cache.start_snapshot(live.lease))
-        live.started = True
-        self.device.forward(live.lease.row, live.lease.table.array(end).tolist(), live.tokens[:end], live.position, snapshots)
-        live.position = end
-        live.saves += taken
+        assert lease.start == resume.position
+        assert self.cache.num_available_pages() == available - wanted
+        live = Live(lease, source, lease.start, lease.start)
+        self.live.append(live)
+        return live
+
+    def _extend(self, live: Live, end: int) -> bool:
+        """Pages up to `end`, if as many are available as that takes; else nothing changes."""
+        lease, before = live.lease, live.lease.table.pages.tolist()
+        available, copies = self.cache.num_available_pages(), self.cache.stats().counters.num_page_copies
+        most = self.cache.num_wanted_pages(lease, end)
+        if self.cache.extend(lease, end, self.now):
+            taken = len(lease.table) - len(before) + self.cache.stats().counters.num_page_copies - copies
+            assert taken <= most
+            assert self.cache.num_available_pages() == available - taken
+            return True
+        assert lease.table.pages.tolist() == before, "a refusal changed the table"
+        assert self.cache.num_available_pages() == available, "a refusal changed the pages"
+        assert most > available, f"{most} pages at most were refused with {available} available"
+        return False
+
+    def _reserve(self, live: Live, position: int, kind: WantedKind) -> Reservation | None:
+        """For a JOIN a snapshot is found wherever one is free or may go."""
+        ring, lease = self.cache._ring, live.lease
+        resume = self.cache.match(live.source.tokens[:position])
+        known = position in lease.reserved or (resume.position == position and resume.snapshot is not None)
+        evictable = ring.num_free or any(ring.evictable_on_device(place) for place in range(ring.num_snapshots))
+        reservation = self.cache.reserve(lease, position, self.now, kind)
+        assert reservation is None or (not known and evictable)
+        assert kind is not WantedKind.JOIN or reservation is not None or known or not evictable, (
+            "nobody captures what others wait for"
+        )
+        return reservation
+
+    def _reserve_all(self, live: Live, positions: set[int], data: st.DataObject) -> list[Reservation]:
+        """Captures of a step; some are discarded before it begins, for some a joiner waits."""
+        taken = []
+        for position in sorted(positions):
+            reservation = self._reserve(live, position, data.draw(KINDS))
+            if reservation is None:
+                continue
+            fate = data.draw(st.integers(0, 5))
+            if fate <= 1:
+                self.cache.pin(reservation.ref)
+                self.pins.append(reservation.ref)
+            if fate in (1, 2):
+                self.cache.discard(reservation)
+                self._expect_stale(reservation)
+            else:
+                taken.append(reservation)
         return taken
 
-    def _queue_moves(self) -> None:
-        before, moves = self.cache.take_moves()
-        assert before == self.num_moves
-        self.num_moves += len(moves)
-        self.device.move(moves)
+    def _evaluate(self, lives: list[Live], end: int, positions: set[int], data: st.DataObject) -> None:
+        """One step that evaluates them up to `end`, where they have pages."""
+        captures, chunks = [], []
+        for live in lives:
+            captures += self._reserve_all(live, {position for position in positions if position > live.planned}, data)
+            chunks.append(Chunk(live.lease, live.source.tokens[:end], live.planned))
+            live.planned = end
+        self._begin([live.lease for live in lives], chunks, captures, [], dict.fromkeys(lives, end))
 
-    def _commit(self) -> None:
-        self.device.run()
-        self.cache.moves_over(self.num_moves)
-        for live in self.live:
-            if not live.started:
-                continue
-            self.cache.started(live.lease)
-            for ref in live.saves:
-                self.cache.publish(ref, live.tokens, live.lease, self.now)
-            live.saves = []
+    def _close(self, live: Live, valid: int) -> None:
+        self.live.remove(live)
+        reserved = list(live.lease.reserved.values())
+        self.cache.close(live.lease, valid, self.now)
+        for reservation in reserved:
+            self._expect_stale(reservation)
+
+    # -- steps, in part ---------------------------------------------------------------------------------------------------------
+    def _begin(
+        self,
+        leases: list[Lease] | None = None,
+        chunks: list[Chunk] | None = None,
+        captures: list[Reservation] | None = None,
+        saves: list[Reservation] | None = None,
+        ends: dict[Live, int] | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        memory = self.cache.begin(leases or [], captures or [], saves or [])
+        self.device.enqueue(memory, chunks or [], then)
+        self.steps.append(Step(memory, ends or {}))
+
+    def _make_way(self) -> None:
+        """For one more step under way."""
+        while len(self.steps) >= MOST_UNDER_WAY:
+            self._finish(set())
+
+    def _finish(self, distrusted: set[Lease], *, late: bool = False) -> None:
+        step = self.steps.pop(0)
+        self.device.run_one()
+        if not late:
+            self.moves_over = self.device.num_moves
+        self.cache.finish(step.memory, self.now, self.moves_over, distrusted)
+        for live, end in step.ends.items():
+            live.position = end
+        for save in step.memory.saves:
+            assert save.lease.closed
+        self.live = [live for live in self.live if not live.lease.closed]
+        for reservation in (*step.memory.captures, *step.memory.saves):
+            self._expect_used_up(reservation)
+
+    def _finish_all(self) -> None:
+        while self.steps:
+            self._finish(set())
 
     # -- what must hold -------------------------------------------------------------------------------------------------------
+    def _known(self) -> bool:
+        """Whether any text can be matched in part."""
+        return any(self.cache.match(text).matched_tokens for text in self.texts)
+
     def _expect_match(self, tokens: Prefix) -> None:
-        """What `match` promises stands in the pages and the snapshot."""
-        resume = self.cache.match(tokens, self.now)
+        """The pages and the snapshot hold what `match` promises."""
+        resume = self.cache.match(tokens)
         assert 0 <= resume.position <= resume.matched_tokens <= len(tokens)
         assert resume.snapshot is not None or resume.position == 0 or not self.hybrid
         if resume.position == len(tokens):
             assert resume.snapshot is not None, "no hidden row to sample from"
-        lease = self.cache.open(tokens, resume, self.now)
+        self._make_way()
+        lease = self.cache.open(tokens, self.cache.match(tokens), self.now)
         if lease is None:
             return
-        self._queue_moves()
-        row, pages, known = lease.row, lease.table.array(lease.start).tolist(), tokens[: resume.position]
-        snapshot_id = None if resume.snapshot is None or lease.row_comes else self.cache.device_snapshot(resume.snapshot)
+        row, pages, known = lease.row, lease.table.array(lease.start).tolist(), tokens[: lease.start]
+        place = None if lease.snapshot is None or lease.row_comes else self.cache._ring.device_place(lease.snapshot)
 
         def look() -> None:
-            if resume.snapshot is not None:
-                state = self.device.rows[row] if snapshot_id is None else self.device.snapshots[snapshot_id]
-                assert state == known, "the state of other tokens"
+            if place is not None:
+                assert self.device.snapshots[place] == known, "the state of other tokens"
+            elif lease.row_comes:
+                assert self.device.rows[row] == known, "the state of other tokens"
             self.device.expect_known(pages, known)
 
-        self.device.enqueue(look) if self.host_tier else look()
-        self.cache.close(lease, tokens, 0, self.now)
+        if self.host_tier:
+            self._begin(then=look)
+        else:
+            look()
+        self.cache.close(lease, 0, self.now)
 
-    def _held_beside(self, tokens: Prefix, resume: ResumePoint) -> int:
-        """Pages on the device that a pin on the resume point would hold beside those the lease itself does."""
-        if resume.snapshot is None:
-            return 0
-        pool, tree = self.cache._pool, self.cache._tree
-        own = tree.walk(token_array(tokens)).pages(resume.position, self.device.page_tokens)
-        others = set(tree.claims_on_path(tree.node_of_snapshot(resume.snapshot.snapshot_id))) - set(own)
-        return sum(not pool.is_held(page) and not pool.on_host(page) for page in others)
+    def _expect_used_up(self, reservation: Reservation) -> None:
+        """Published or gone: nobody can discard it any more."""
+        try:
+            self.cache.discard(reservation)
+        except StaleSnapshotError:
+            return
+        raise AssertionError(f"{reservation} is still reserved when its step is over")
 
-    def _expect_stale(self, ref: SnapshotRef) -> None:
-        for use in (self.cache.pin, self.cache.abandon):
-            try:
-                use(ref)
-            except StaleSnapshotError:
-                continue
-            raise AssertionError(f"{ref} was lost with its lease and can still be used")
+    def _expect_stale(self, reservation: Reservation) -> None:
+        """Lost with its lease or its step: it can be neither published nor pinned."""
+        self._expect_used_up(reservation)
+        try:
+            self.cache.pin(reservation.ref)
+        except StaleSnapshotError:
+            return
+        raise AssertionError(f"{reservation} is lost and can still be pinned")
 
 
 class AttentionOnlyMachine(MemoryMachine):

@@ -1,7 +1,8 @@
-"""`check()` finds every kind of lost or double-counted page, snapshot, slot and node: a check that cannot fail proves nothing."""
+"""`check()` finds every kind of lost or double-counted page, snapshot, row and node: a check that cannot fail proves nothing."""
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from svc.memory.sequence_cache import COLD, SequenceCache
@@ -14,35 +15,48 @@ def some_leaf(cache: SequenceCache):  # type: ignore[no-untyped-def]
     return cache._tree.leaves[0]
 
 
+def keep_superseded_page(cache: SequenceCache, run: Run) -> None:
+    """The branch at 13 tokens loses its snapshot, but its own page of that tile stays referenced."""
+    branch = next(node for node in cache._tree.nodes() if node.end == 13)
+    page = branch.pages[-1:].copy()
+    cache._pool.add_references(page)
+    cache._evictor.release_snapshot(cache._tree.detach(branch))
+    branch.pages = np.concatenate([branch.pages, page])
+
+
 DAMAGES: dict[str, Damage] = {
-    "hold lost": lambda cache, run: cache._pool.release(run.lease.table.pages[:1]),
-    "hold too many": lambda cache, run: cache._pool.hold(run.lease.table.pages[:1]),
-    "claim lost": lambda cache, run: cache._pool.unclaim(some_leaf(cache).pages[:1]),
-    "claim too many": lambda cache, run: cache._pool.claim(some_leaf(cache).pages[:1]),
-    "page lost": lambda cache, run: cache._pool.allocate(run.lease.serial),
+    "pin lost": lambda cache, run: cache._pool.unpin(run.lease.table.pages[:1]),
+    "pin too many": lambda cache, run: cache._pool.pin(run.lease.table.pages[:1]),
+    "reference lost": lambda cache, run: cache._pool.drop_references(some_leaf(cache).pages[:1]),
+    "reference too many": lambda cache, run: cache._pool.add_references(some_leaf(cache).pages[:1]),
+    "page lost": lambda cache, run: cache._pool.allocate(1, run.lease.serial),
     "page free twice": lambda cache, run: cache._pool._free.append(cache._pool._free[0]),
     "cached count": lambda cache, run: setattr(cache._pool, "num_cached", cache._pool.num_cached + 1),
-    "claim not sealed": lambda cache, run: cache._pool._sealed_rows.__setitem__(some_leaf(cache).pages[-1], 0),
+    "reference not sealed": lambda cache, run: cache._pool._sealed_rows.__setitem__(some_leaf(cache).pages[-1], 0),
     "free page sealed": lambda cache, run: cache._pool.seal(cache._pool._free[0], 1),
     "writer left": lambda cache, run: cache._pool._writer.__setitem__(run.lease.table.pages[0], 999),
-    "slot lost": lambda cache, run: cache._rows.take(),
-    "slot free twice": lambda cache, run: cache._rows._free.append(cache._rows._free[0]),
+    "row lost": lambda cache, run: cache._rows.take(),
+    "row free twice": lambda cache, run: cache._rows._free.append(cache._rows._free[0]),
+    "pages of a pin lost": lambda cache, run: cache._pinned_pages.clear(),
+    "pages pinned for nobody": lambda cache, run: cache._pinned_pages.__setitem__(11, np.zeros(0, np.int32)),
+    "copy forgotten": lambda cache, run: setattr(run.lease, "new_copy", (0, 1)),
+    "superseded page kept": keep_superseded_page,
     "lease forgotten": lambda cache, run: cache._leases.clear(),
     "snapshot reserved by nobody": lambda cache, run: cache._ring.reserve(3),
     "snapshot free twice": lambda cache, run: cache._ring._free.append(cache._ring._free[0]),
-    "published snapshot not in the tree": lambda cache, run: cache._ring.give_up(cache._ring.ref(some_leaf(cache).snapshot_id)),
+    "published snapshot not in the tree": lambda cache, run: cache._ring.release(cache._ring.ref(some_leaf(cache).snapshot_id)),
     "free snapshot pinned": lambda cache, run: cache._ring._pins.__setitem__(cache._ring._free[0], 1),
     "reservation forgotten": lambda cache, run: run.lease.reserved.clear(),
     "leaf unlisted": lambda cache, run: cache._tree.leaves.pop(),
     "leaf without snapshot": lambda cache, run: setattr(some_leaf(cache), "snapshot_id", None),
     "edge cut": lambda cache, run: setattr(some_leaf(cache), "tokens", some_leaf(cache).tokens[:1]),
-    "page dropped from an edge": lambda cache, run: some_leaf(cache).pages.pop(),
+    "page dropped from an edge": lambda cache, run: setattr(some_leaf(cache), "pages", some_leaf(cache).pages[:-1]),
     "place free twice": lambda cache, run: cache._pool._tiers._free_device.append(cache._pool._tiers._free_device[0]),
     "place lost": lambda cache, run: cache._ring._tiers._free_device.pop(),
     "place of the host lost": lambda cache, run: cache._pool._tiers._free_host.pop(),
     "snapshot of the host lost": lambda cache, run: cache._ring._tiers._free_host.pop(),
-    "page stands elsewhere": lambda cache, run: cache._pool._tiers.places.__setitem__(run.lease.table.pages[0], -1),
-    "snapshot stands nowhere": lambda cache, run: cache._ring._tiers.remove(some_leaf(cache).snapshot_id),
+    "page is elsewhere": lambda cache, run: cache._pool._tiers.places.__setitem__(run.lease.table.pages[0], -1),
+    "snapshot is nowhere": lambda cache, run: cache._ring._tiers.remove(some_leaf(cache).snapshot_id),
     "more on the device than there is": lambda cache, run: setattr(some_leaf(cache), "resident", 99),
     "node out of place": lambda cache, run: setattr(some_leaf(cache), "start", some_leaf(cache).start + 4),
 }
@@ -55,9 +69,12 @@ def test_damage_is_found(damage: Damage) -> None:
     device = Device(cache.plan)
     converse(cache, device, range(100, 120), captures=[7])
     converse(cache, device, [*range(100, 113), *range(50, 60)], captures=[13])
+    converse(cache, device, [*range(100, 113), *range(70, 80)])
     run = Run(cache, device, range(200, 230))
     assert run.write(10, captures=[6])
-    assert cache.reserve(run.lease, run.tokens, 10, 0.0) is not None
+    assert cache.reserve(run.lease, 10, 0.0) is not None
+    pinned = cache.pin_at(range(100, 120), 20)
+    assert pinned is not None
     cache.check()
     damage(cache, run)
     with pytest.raises(AssertionError):
@@ -65,23 +82,29 @@ def test_damage_is_found(damage: Damage) -> None:
 
 
 def test_misuse_is_caught_at_once() -> None:
-    """A closed lease cannot be used, a started one cannot be started anew, and positions without pages are not claimed."""
+    """A closed lease cannot be used, positions without pages or tokens are neither valid nor captured, and no step reads what has
+    not arrived."""
     cache = SequenceCache(small_plan())
     lease = cache.open((1, 2, 3), COLD, 0.0)
     assert lease is not None
     assert cache.extend(lease, 3, 0.0)
     with pytest.raises(AssertionError, match="valid positions"):
-        cache.close(lease, (1, 2, 3), 4, 0.0)
-    cache.started(lease)
-    with pytest.raises(AssertionError, match="started already"):
-        cache.start_snapshot(lease)
-    cache.close(lease, (1, 2, 3), 3, 0.0)
+        cache.close(lease, 4, 0.0)
+    with pytest.raises(AssertionError, match="no state after 4"):
+        cache.reserve(lease, 4, 0.0)
+    lease.ready_after = 1
+    with pytest.raises(AssertionError, match="before its memory has arrived"):
+        cache.begin([lease])
+    lease.ready_after = 0
+    step = cache.begin([lease])
+    cache.close(lease, 3, 0.0)
     for use in (
-        lambda: cache.close(lease, (1, 2, 3), 3, 0.0),
+        lambda: cache.close(lease, 3, 0.0),
         lambda: cache.extend(lease, 5, 0.0),
-        lambda: cache.reserve(lease, (1, 2, 3), 3, 0.0),
+        lambda: cache.reserve(lease, 3, 0.0),
+        lambda: cache.begin([lease]),
     ):
         with pytest.raises(AssertionError, match="closed"):
             use()
-    cache.started(lease)  # a step under way when it was closed
+    cache.finish(step, 0.0)  # a step under way when it was closed
     cache.check()

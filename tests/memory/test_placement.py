@@ -22,7 +22,7 @@ def system(position: int) -> Boundary:
 
 
 def test_short_chat_by_hand() -> None:
-    """System end, every message start, prompt end; nothing sparse where those stand close."""
+    """System end, every message start, prompt end; nothing sparse where those are close to each other."""
     wanted = plan_captures(60, 0, [system(20), message(20), message(38), message(57)], None, [], 16)
     assert wanted == [
         Wanted(20, WantedKind.MESSAGE_START),
@@ -131,16 +131,18 @@ def test_next_generated_capture(known: int, every: int, expected: int | None) ->
 
 def evaluate(cache: SequenceCache, tokens: list[int], boundaries: list[Boundary], now: float) -> int:
     """Runs a prompt as the scheduler does, every planned capture made; returns how many tokens were evaluated."""
-    resume = cache.match(tokens, now)
+    resume = cache.match(tokens)
     lease = cache.open(tokens, resume, now)
     assert lease is not None
     branch = resume.matched_tokens if resume.matched_tokens > resume.position else None
     assert cache.extend(lease, len(tokens), now)
+    captures = []
     for wanted in plan_captures(len(tokens), lease.start, boundaries, branch, [], 32):
-        ref = cache.reserve(lease, tokens, wanted.position, now)
-        assert ref is not None
-        cache.publish(ref, tokens, lease, now)
-    cache.close(lease, tokens, len(tokens), now)
+        capture = cache.reserve(lease, wanted.position, now, wanted.kind)
+        assert capture is not None
+        captures.append(capture)
+    cache.finish(cache.begin([lease], captures), now)
+    cache.close(lease, len(tokens), now)
     cache.check()
     return len(tokens) - resume.position
 

@@ -59,8 +59,8 @@ def test_budgets_are_kept() -> None:
 @pytest.mark.parametrize(
     ("kv_bytes", "snapshot_bytes", "num_rows", "named"),
     [
-        (8 * NEXT.page_bytes - 1, 10**9, 4, "give at least 6MiB"),
-        (10**9, 4 * NEXT.state_bytes - 1, 4, f"give at least {4 * NEXT.state_bytes // 2**10}KiB"),
+        (8 * NEXT.page_bytes - 1, 10**9, 4, "set it to at least 6MiB"),
+        (10**9, 4 * NEXT.state_bytes - 1, 4, f"set it to at least {4 * NEXT.state_bytes // 2**10}KiB"),
         (10**9, 10**9, 0, "max_slots is 0"),
     ],
 )

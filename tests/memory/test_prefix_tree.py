@@ -1,15 +1,16 @@
-"""Edges, claims and snapshots of the tree, on pages handed out by hand."""
+"""Edges, references and snapshots of the tree, on pages handed out by hand."""
 
 import numpy as np
 import pytest
 
+from svc.memory.integrity import check_tree
 from svc.memory.page_pool import PagePool
 from svc.memory.prefix_tree import PrefixTree, TokenArray, token_array
 from svc.memory.snapshot_ring import SnapshotRing
 
 
 class Planted:
-    """A tree of 4-row pages whose texts are inserted from pages that nobody holds any more afterwards."""
+    """A tree of 4-row pages whose texts are inserted from pages that nobody pins any more afterwards."""
 
     def __init__(self, *, hybrid: bool = True, num_pages: int = 1000, num_snapshots: int = 300) -> None:
         self.pool = PagePool(num_pages, 4)
@@ -18,26 +19,30 @@ class Planted:
 
     def plant(self, tokens: list[int], now: float = 0.0) -> tuple[list[int], int]:
         """Makes a text known with a snapshot at its end; returns the pages offered for it, and the snapshot."""
-        pages = [self.pool.allocate(writer=1) for _ in range(self.pool.pages_for(len(tokens)))]
+        pages = self.pool.allocate(self.pool.pages_for(len(tokens)), writer=1)
         ref = self.ring.reserve(len(tokens))
         assert ref is not None
         self.ring.mark_written(ref)
         self.tree.attach(self.tree.insert(token_array(tokens), pages, now), ref.snapshot_id, now)
         self.ring.mark_published(ref)
-        self.pool.release(pages)
-        return pages, ref.snapshot_id
+        self.pool.unpin(pages)
+        return pages.tolist(), ref.snapshot_id
+
+    def lose(self, snapshot_id: int) -> None:
+        """Its text is known no longer, but for what other snapshots need."""
+        self.ring.release(self.ring.ref(self.tree.detach(self.tree.node_of_snapshot(snapshot_id))))
 
     def pages(self, tokens: list[int]) -> list[int]:
-        return self.tree.walk(token_array(tokens)).pages(len(tokens), 4)
+        return self.tree.pages(self.tree.walk(token_array(tokens)), len(tokens)).tolist()
 
     def check(self) -> None:
-        claims, snapshots = self.tree.check()
-        self.pool.check([], claims)
+        references, snapshots = check_tree(self.tree, self.pool)
+        self.pool.check([], references)
         self.ring.check(snapshots, {})
 
 
 def test_deepest_node_provides_a_page() -> None:
-    """Two branches part in mid-page: each reads that tile from its own page, and the common part keeps one of them."""
+    """Two branches part in mid-page: each reads that tile from its own page, and the common part from one of them."""
     planted = Planted()
     one, _ = planted.plant([1, 2, 3, 4, 5, 6, 7, 8, 9])
     two, _ = planted.plant([1, 2, 3, 4, 5, 6, 70, 80, 90])
@@ -54,7 +59,7 @@ def test_common_part_survives_either_branch() -> None:
     _, first_snapshot = planted.plant([1, 2, 3, 4, 5, 6, 7, 8, 9])
     two, _ = planted.plant([1, 2, 3, 4, 5, 6, 70, 80, 90])
     before = planted.pages([1, 2, 3, 4, 5, 6, 70, 80, 90])
-    planted.ring.give_up(planted.ring.ref(planted.tree.detach(planted.tree.node_of_snapshot(first_snapshot))))
+    planted.lose(first_snapshot)
     assert planted.pages([1, 2, 3, 4, 5, 6, 70, 80, 90]) == before
     assert planted.pages([1, 2, 3, 4, 5, 6]) == [before[0], two[1]]
     assert planted.pool.num_free == 1000 - 3
@@ -62,7 +67,7 @@ def test_common_part_survives_either_branch() -> None:
     planted.check()
 
 
-def test_snapshot_in_mid_edge_claims_nothing_new() -> None:
+def test_snapshot_in_mid_edge_needs_no_new_page() -> None:
     """A snapshot at a known position only cuts the edge there; dropping it makes the edge whole again."""
     planted = Planted()
     pages, _ = planted.plant(list(range(11)))
@@ -70,7 +75,7 @@ def test_snapshot_in_mid_edge_claims_nothing_new() -> None:
     assert planted.pages(list(range(11))) == pages
     assert [node.end for node in planted.tree.walk(token_array(range(11))).path] == [6, 11]
     planted.check()
-    planted.ring.give_up(planted.ring.ref(planted.tree.detach(planted.tree.node_of_snapshot(snapshot_id))))
+    planted.lose(snapshot_id)
     assert [node.end for node in planted.tree.walk(token_array(range(11))).path] == [11]
     planted.check()
 
@@ -102,13 +107,58 @@ def test_token_array_takes_arrays_as_they_are() -> None:
     assert token_array([7, 8, 9]).dtype == np.int32
 
 
-def test_hand_over_leaves_moves_on() -> None:
-    """Sweeps over many leaves look at other leaves each time, and each finds the oldest of its part."""
+# -- superseded pages -----------------------------------------------------------------------------------------------------------
+def test_superseded_page_is_freed_with_its_snapshot() -> None:
+    """A text that ends in mid-page and goes on in two ways: its own last page is needed for its snapshot alone."""
     planted = Planted()
-    for number in range(192):
-        planted.plant([number, 1, 2], now=float(number % 64))
-    found = [planted.tree.find_cheap_leaf(1000.0, idle_only=True) for _ in range(3)]
-    assert [looked for _, looked in found] == [64, 64, 64]
-    leaves = [leaf for leaf, _ in found if leaf is not None]
-    assert [leaf.last_use for leaf in leaves] == [0.0, 0.0, 0.0]
-    assert len({id(leaf) for leaf in leaves}) == 3
+    stem, snapshot_id = planted.plant([1, 2, 3, 4, 5, 6])
+    one, _ = planted.plant([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    two, _ = planted.plant([1, 2, 3, 4, 5, 6, 70, 80, 90])
+    assert planted.pages([1, 2, 3, 4, 5, 6]) == stem
+    assert planted.pool.num_free == 1000 - 6
+    planted.lose(snapshot_id)
+    assert planted.pool.num_free == 1000 - 5
+    assert planted.pages([1, 2, 3, 4, 5, 6]) in ([stem[0], one[1]], [stem[0], two[1]])
+    assert planted.pages([1, 2, 3, 4, 5, 6, 7, 8, 9]) == [stem[0], *one[1:]]
+    planted.check()
+
+
+def test_branch_without_a_snapshot_keeps_no_page_of_its_own() -> None:
+    """Where texts part in mid-page and nothing resumes there, the tile costs one page for each branch and none for the stem."""
+    planted = Planted()
+    for number in range(1, 6):
+        planted.plant([1, 2, 3, 4, 5, 6, 10 * number, 0])
+        assert planted.pool.num_free == 1000 - 1 - number
+        planted.check()
+
+
+def test_snapshot_at_a_branch_references_a_page_of_its_children() -> None:
+    """A snapshot that comes later to such a place uses the rows in a child's page, also when that child goes."""
+    planted = Planted()
+    one, first = planted.plant([1, 2, 3, 4, 5, 6, 7, 8])
+    two, second = planted.plant([1, 2, 3, 4, 5, 6, 70, 80])
+    planted.plant([1, 2, 3, 4, 5, 6])
+    assert planted.pool.num_free == 1000 - 3
+    known = planted.pages([1, 2, 3, 4, 5, 6])
+    assert known in ([one[0], one[1]], [one[0], two[1]])
+    planted.check()
+    for snapshot_id in (first, second):
+        planted.lose(snapshot_id)
+        assert planted.pages([1, 2, 3, 4, 5, 6]) == known
+        planted.check()
+    assert planted.pool.num_free == 1000 - 2
+
+
+def test_superseded_snapshot_is_found() -> None:
+    """`find_superseded` finds a snapshot that alone keeps a cached page; none that is pinned, at a page's end or at a leaf."""
+    planted = Planted()
+    planted.plant([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    planted.plant([1, 2, 3, 4])
+    assert planted.tree.find_superseded() is None
+    planted.plant([2, 2, 3, 4, 5, 6])
+    _, inner = planted.plant([2, 2, 3, 4, 5])
+    planted.plant([2, 2, 3, 4, 5, 7])
+    found = planted.tree.find_superseded()
+    assert found is planted.tree.node_of_snapshot(inner)
+    planted.ring.pin(planted.ring.ref(inner))
+    assert planted.tree.find_superseded() is None

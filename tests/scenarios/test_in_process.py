@@ -64,7 +64,7 @@ class Inside:
 
     async def settled(self) -> None:
         """Until ended answers have been saved: an answer is told before its last state is."""
-        while self.cache.stats().held_pages:
+        while self.cache.stats().pinned_pages:
             async with self.session.get("/health") as response:
                 await response.read()
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from svc.compute.sampling.params import SamplingParams
+from svc.memory.lease import Reservation
 from svc.memory.placement import Boundary, BoundaryKind
 from svc.slots.events import FinishReason, TokenText
 from tests.fakes.fake_backend import expected_answer
@@ -25,13 +26,13 @@ class Recorder(Harness):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.published: set[tuple[int, ...]] = set()
-        publish = self.cache.publish
+        publish = self.cache._publish
 
-        def note(ref: Any, tokens: Any, lease: Any, now: float) -> None:
-            self.published.add(tuple(tokens[: self.cache.position(ref)].tolist()))
-            publish(ref, tokens, lease, now)
+        def note(reservation: Reservation, now: float) -> None:
+            self.published.add(tuple(reservation.lease.tokens.array[: reservation.position].tolist()))
+            publish(reservation, now)
 
-        self.cache.publish = note  # type: ignore[method-assign]
+        self.cache._publish = note  # type: ignore[method-assign]
 
 
 class Client:
@@ -260,11 +261,11 @@ def test_not_finite_while_the_next_step_is_under_way(hybrid: bool) -> None:
 
 def test_pages_run_out_while_a_step_is_under_way() -> None:
     """Nobody in it can be preempted: the next one is planned after it, and preempts."""
-    harness = Harness(num_pages=16, num_rows=4, context=200, ahead=True)
-    answers = [harness.submit(prompt(30, seed=seed), 60) for seed in range(4)]
+    harness = Harness(num_pages=26, num_rows=4, context=300, ahead=True)
+    answers = [harness.submit(prompt(30, seed=seed), 150) for seed in range(4)]
     harness.run()
     assert harness.scheduler.counters.preemptions > 0
     assert harness.num_ahead > 20
     for seed, answer in enumerate(answers):
-        assert answer.tokens == expected_answer(prompt(30, seed=seed), 60)
+        assert answer.tokens == expected_answer(prompt(30, seed=seed), 150)
     harness.assert_nothing_leaked()

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from svc.memory.moves import MoveKind
+from svc.memory.tiers import MoveKind
 from tests.fakes.fake_backend import expected_answer
 from tests.slots.harness import Answer, Harness
 

@@ -245,13 +245,13 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
 @pytest.mark.parametrize("hybrid", [True, False])
 def test_preemption_when_pages_run_out(hybrid: bool) -> None:
     """More growth than pages: somebody is preempted and comes back, every answer is right, no one starves."""
-    harness = Harness(hybrid=hybrid, num_pages=16, num_rows=4, context=200)
+    harness = Harness(hybrid=hybrid, num_pages=26, num_rows=4, context=300)
     prompts = [prompt(30, seed=s) for s in range(4)]
-    answers = [harness.submit(p, max_tokens=60) for p in prompts]
+    answers = [harness.submit(p, max_tokens=150) for p in prompts]
     harness.run()
     assert harness.scheduler.counters.preemptions > 0
     for p, answer in zip(prompts, answers, strict=True):
-        assert answer.tokens == expected_answer(p, 60)
+        assert answer.tokens == expected_answer(p, 150)
     harness.assert_nothing_leaked()
 
 
@@ -452,16 +452,16 @@ def test_room_for_several_at_once() -> None:
     """All that the queue and the free slots hold, no more; what can never be is known from `max_requests`."""
     harness = Harness(num_rows=2, max_queue=3)
     assert harness.scheduler.max_requests == 5
-    harness.scheduler.check_room(5)
+    harness.scheduler.check_capacity(5)
     harness.submit(prompt(20), 4)
     harness.step()
-    harness.scheduler.check_room(4)
+    harness.scheduler.check_capacity(4)
     with pytest.raises(QueueFullError):
-        harness.scheduler.check_room(5)
+        harness.scheduler.check_capacity(5)
     for length in (21, 22, 23, 24):
         harness.submit(prompt(length), 4)
     with pytest.raises(QueueFullError):
-        harness.scheduler.check_room(1)
+        harness.scheduler.check_capacity(1)
 
 
 def test_min_tokens_bans_the_stop_ids_for_so_long() -> None:

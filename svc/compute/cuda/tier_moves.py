@@ -15,7 +15,7 @@ from svc.compute.backend import StepBatch
 from svc.compute.cuda.caches import CudaCaches
 from svc.compute.cuda.device import Device, Event
 from svc.compute.tier_moves import SLABS, Places, Run, places_moved, places_written, runs
-from svc.memory.moves import MoveKind
+from svc.memory.tiers import MoveKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from svc.compute.runner import ModelRunner
 from svc.compute.sampling.params import SamplingParams
 from svc.compute.tier_moves import Places, Run, places_moved, places_written, runs
 from svc.memory.layout import MemoryLayout
-from svc.memory.moves import Move, MoveKind
 from svc.memory.plan import MemoryPlan
+from svc.memory.tiers import Move, MoveKind
 from svc.model.arch import load_model
 from svc.slots.events import FinishReason, TokenEvent
 from tests.compute.rig import GGUF
