@@ -94,7 +94,7 @@ PURE = (
     "svc.slots.budget",
     "svc.slots.batch",
     "svc.slots.slot",
-    "svc.slots.accounts",
+    "svc.slots.usage_report",
 )
 FORBIDDEN_IN_PURE = ("time", "datetime", "asyncio", "threading", "socket", "os", "io", "pathlib", "random", "numpy.random")
 ENVIRONMENT_NAMES = ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv")

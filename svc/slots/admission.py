@@ -6,11 +6,11 @@ from collections.abc import Sequence as Items
 
 from svc.errors import QueueFullError
 from svc.memory.sequence_cache import COLD, ResumePoint, SequenceCache
-from svc.slots.accounts import note_admission
 from svc.slots.batch import StepPlan
 from svc.slots.joins import Joins, any_helps, find_join
 from svc.slots.request import Sequence
 from svc.slots.slot import Closing, Slot
+from svc.slots.usage_report import note_admission
 
 FIRST_ANSWER_TOKENS = 64.0  # expected before any answer has ended
 LEARNING_RATE = 0.25  # weight of the newest answer in the moving average

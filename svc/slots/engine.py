@@ -143,7 +143,7 @@ class Engine:
                 else:
                     self._note_idle()
                     await self._wake.wait()
-        except Exception as error:  # a bug of ours in plan or commit: say so to everybody who waits, and to the supervisor
+        except Exception as error:  # a bug of ours in plan or commit: all streams and the supervisor are told
             self._fail(error)
 
     async def _finish_step(self, plan: StepPlan, step: Step) -> None:

@@ -41,7 +41,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds on the engine's clock: queued until seated, seated until the first token, first token until the end."""
+    """Seconds on the engine's clock: queued until admitted, admitted until the first token, first token until the end."""
 
     queue_s: float
     prefill_s: float
@@ -52,9 +52,9 @@ class Timing:
 class CacheReport:
     """Why tokens were evaluated: what matched, where it resumed, and the reason for the rest."""
 
-    matched_tokens: int  # longest prefix known to the tree when the request was first seated
+    matched_tokens: int  # longest prefix known to the tree when the request was first admitted
     resumed_at: int
-    reason: str  # one of accounts.REASONS; empty when it was never seated
+    reason: str  # one of usage_report.REASONS; empty when it was never admitted
 
 
 @dataclass(frozen=True, slots=True)

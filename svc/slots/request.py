@@ -37,7 +37,7 @@ class Request:
     boundaries: tuple[Boundary, ...] = ()
     stop_ids: frozenset[int] = frozenset()  # end the answer; the stop token itself is not part of it
     banned: tuple[int, ...] = ()  # never sampled (ignore_eos)
-    min_tokens: int = 0  # no stop id is sampled before the answer has so many tokens
+    min_tokens: int = 0  # no stop id is sampled before the answer has that many tokens
     use_cache: bool = True  # False: match nothing and join nobody; what is evaluated may still be kept
     priority: int = 0  # higher goes first
     on_token: Callable[[int], TokenText] | None = None
@@ -89,7 +89,7 @@ class Sequence:
     arrival_s: float
     buffer: TokenBuffer  # prompt, then generated
     generated: int = 0
-    cached_tokens: int | None = None  # prompt tokens never evaluated for this request; None before it is seated
+    cached_tokens: int | None = None  # prompt tokens never evaluated for this request; None before it is admitted
     matched_tokens: int = 0
     resumed_at: int = 0
     reason: str = ""

@@ -13,7 +13,6 @@ Owner of all sequences, slots and closings; the engine calls it from the event l
 from svc.compute.backend import Sampled, StepResult
 from svc.memory.placement import Wanted, WantedKind, next_generated_capture
 from svc.memory.sequence_cache import Reservation, SequenceCache
-from svc.slots.accounts import answer_tokens, finished
 from svc.slots.admission import Admission, PageForecast, WaitingQueue
 from svc.slots.batch import PlannedChunk, StepPlan, build_batch
 from svc.slots.budget import ChunkBudget, share_prefill
@@ -22,6 +21,7 @@ from svc.slots.joins import Joins
 from svc.slots.request import Request, Sequence
 from svc.slots.slot import Closing, Slot, SlotState
 from svc.slots.stats import SchedulerCounters
+from svc.slots.usage_report import answer_tokens, finished
 
 Emitted = list[tuple[Sequence, Event]]
 

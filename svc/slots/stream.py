@@ -1,4 +1,4 @@
-"""One answer's events on their way from the engine to the one who asked."""
+"""One request's events on their way from the engine to their reader."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What an answer tells about itself: how much was reused and why, how long things took, how it ended."""
+"""What an answer reports: how much was reused and why, how long things took, how it ended."""
 
 from svc.errors import RequestError
 from svc.memory.sequence_cache import ResumePoint
@@ -34,7 +34,7 @@ def answer_tokens(prompt_tokens: int, max_tokens: int | None, context_tokens: in
 
 
 def note_admission(sequence: Sequence, resume: ResumePoint, start: int, now: float, *, joined: bool) -> None:
-    """It has been given a slot, with `start` tokens that need no evaluation. `joined`: it resumes where it waited for another
+    """It has a slot, with `start` tokens that need no evaluation. `joined`: it resumes where it waited for another
     one."""
     known_prompt = min(start, sequence.num_prompt)
     if sequence.cached_tokens is None:
@@ -43,18 +43,18 @@ def note_admission(sequence: Sequence, resume: ResumePoint, start: int, now: flo
         sequence.matched_tokens = min(resume.matched_tokens, sequence.num_prompt)
         sequence.resumed_at = start
         sequence.reason = _reason(sequence, resume, joined=joined)
-    else:  # back after preemption: only what no seating evaluated counts as cached
+    else:  # back after preemption: only tokens that were never evaluated for it count as cached
         sequence.cached_tokens = min(sequence.cached_tokens, known_prompt)
 
 
 def finished(sequence: Sequence, reason: FinishReason, now: float, error: str | None) -> Finished:
     """The end of its answer."""
-    seated = now if sequence.admitted_s is None else sequence.admitted_s
+    admitted = now if sequence.admitted_s is None else sequence.admitted_s
     first = now if sequence.first_token_s is None else sequence.first_token_s
     return Finished(
         reason=reason,
         usage=Usage(sequence.num_prompt, sequence.cached_tokens or 0, sequence.generated),
-        timing=Timing(queue_s=seated - sequence.arrival_s, prefill_s=first - seated, decode_s=now - first),
+        timing=Timing(queue_s=admitted - sequence.arrival_s, prefill_s=first - admitted, decode_s=now - first),
         cache=CacheReport(sequence.matched_tokens, sequence.resumed_at, sequence.reason),
         error=error,
     )
