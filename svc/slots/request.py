@@ -63,21 +63,17 @@ class TokenBuffer:
 
     def __init__(self, tokens: tuple[int, ...]) -> None:
         self._buffer = np.array(tokens, np.int32)
-        self._length = len(tokens)
+        self.array: NDArray[np.int32] = self._buffer  # all tokens so far; a view: do not keep it across an append
 
     def __len__(self) -> int:
-        return self._length
+        return len(self.array)
 
     def append(self, token: int) -> None:
-        if self._length == len(self._buffer):
-            self._buffer = np.concatenate([self._buffer, np.zeros(max(64, self._length // 2), np.int32)])
-        self._buffer[self._length] = token
-        self._length += 1
-
-    @property
-    def array(self) -> NDArray[np.int32]:
-        """All tokens so far. A view: do not keep it across an append."""
-        return self._buffer[: self._length]
+        length = len(self.array)
+        if length == len(self._buffer):
+            self._buffer = np.concatenate([self._buffer, np.zeros(max(64, length // 2), np.int32)])
+        self._buffer[length] = token
+        self.array = self._buffer[: length + 1]
 
 
 @dataclass(slots=True, eq=False)
