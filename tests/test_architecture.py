@@ -83,6 +83,7 @@ HOMES = {
     "gguf": ("svc.gguf",),
     "tokenizers": ("svc.http.text",),
     "jinja2": ("svc.http.text",),
+    "llguidance": ("svc.http.text.grammar",),
     "matplotlib": ("svc.cli.bench.plot",),
     "prometheus_client": ("svc.metrics", "svc.http.endpoints.metrics"),
 }
