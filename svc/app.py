@@ -64,7 +64,15 @@ async def serve(config: Config, logger: Logger, dropped_lines: Callable[[], int]
     notifier, metrics, door = Notifier(manager.notify_socket), Metrics(), Door()
     metrics.follow_log(dropped_lines)
     keys = None if config.api_key_file is None else ApiKeys.load(config.api_key_file)
-    server = HttpServer(door, metrics, logger, body_timeout_s=config.body_timeout_s, keys=keys, cors_origins=config.cors_origins)
+    server = HttpServer(
+        door,
+        metrics,
+        logger,
+        max_connections=config.max_connections,
+        body_timeout_s=config.body_timeout_s,
+        keys=keys,
+        cors_origins=config.cors_origins,
+    )
     with Shutdown() as shutdown, _operator(config, logger, door, shutdown, keys, dropped_lines).handled():
         url = await server.start(config.host, config.port)
         logger.info("listening", url=url)

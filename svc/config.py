@@ -94,6 +94,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = ()
     slots_prompt_text: Annotated[bool, Meta(description="show in /slots what is being asked and answered, as text")] = False
+    max_connections: Annotated[
+        int,
+        Meta(ge=1, le=2**20, description="clients connected at once; one more takes the place of one that is idle, or gets a 503"),
+    ] = 1024
     max_body_bytes: Annotated[
         AutoSize,
         Meta(

@@ -5,6 +5,7 @@ Names are those that dashboards of other servers know, with `headrace_` in front
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
@@ -21,6 +22,17 @@ from svc.slots.stats import EngineStats
 PREFIX = "headrace_"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 _TOKENS = (0, 1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpStats:
+    """Connections and bodies, at one moment."""
+
+    num_connections: int
+    max_connections: int
+    num_dropped: int
+    num_refused: int
+    body_bytes: int
 
 
 class Metrics:
@@ -81,6 +93,10 @@ class Metrics:
         """Publishes which of `states` the server is in, from before the model is loaded."""
         self.registry.register(_ReadinessCollector(readiness, states))
 
+    def follow_http(self, stats: Callable[[], HttpStats]) -> None:
+        """Publishes what the HTTP server holds for its clients."""
+        self.registry.register(_HttpCollector(stats))
+
     def follow_log(self, dropped_lines: Callable[[], int]) -> None:
         """Publishes the number of log lines that were dropped."""
         self.registry.register(_LogCollector(dropped_lines))
@@ -121,6 +137,27 @@ class _ReadinessCollector(Collector):
         for state in self._states:
             family.add_metric([state], state == present)
         yield family
+
+
+class _HttpCollector(Collector):
+    def __init__(self, stats: Callable[[], HttpStats]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        levels = {
+            "http_connections": ("Open connections", stats.num_connections),
+            "http_connections_limit": ("Open connections that there may be", stats.max_connections),
+            "http_body_bytes": ("Bytes of large request bodies in memory", stats.body_bytes),
+        }
+        for name, (text, value) in levels.items():
+            yield GaugeMetricFamily(PREFIX + name, text, value)
+        counts = {
+            "http_connections_dropped": ("Idle connections closed to make place for others", stats.num_dropped),
+            "http_connections_refused": ("Connections closed at once because all others were busy", stats.num_refused),
+        }
+        for name, (text, value) in counts.items():
+            yield CounterMetricFamily(PREFIX + name, text, value)
 
 
 class _LogCollector(Collector):

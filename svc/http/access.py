@@ -10,6 +10,7 @@ from aiohttp.typedefs import Handler
 
 from svc.errors import ConfigError
 from svc.http.errors import ApiError
+from svc.http.protocol import REFUSAL, TOO_MANY
 from svc.http.routes import ROUTES
 
 _KEY = re.compile(r"[!-~]+")
@@ -78,12 +79,26 @@ def _digest(key: str) -> bytes:
 API_KEYS = web.AppKey("api_keys", ApiKeys)  # absent: everybody is let in
 
 
+def is_public(request: web.Request) -> bool:
+    """Whether the route is one of those that anybody may ask: probes and metrics."""
+    resource = request.match_info.route.resource
+    return resource is not None and resource.canonical in _PUBLIC
+
+
+@web.middleware
+async def with_refusal(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """What is refused whatever it asks: no proper HTTP, or a client too many, of whom only probes and metrics are answered."""
+    refusal = request.get(REFUSAL)
+    if refusal is not None and not (refusal.code == TOO_MANY and is_public(request)):
+        raise refusal
+    return await handler(request)
+
+
 @web.middleware
 async def with_key(request: web.Request, handler: Handler) -> web.StreamResponse:
     """401 before anything of the request is looked at, except where nothing is to be hidden (`Route.public`)."""
     keys = request.app.get(API_KEYS)
-    resource = request.match_info.route.resource
-    if keys is None or (resource is not None and resource.canonical in _PUBLIC):
+    if keys is None or is_public(request):
         return await handler(request)
     offered = _offered(request)
     if offered is None:

@@ -8,6 +8,7 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar
 from aiohttp import web
 
 from svc.http.errors import ApiError, closing, unavailable
+from svc.http.protocol import tell_to_continue
 from svc.http.service import DOOR
 from svc.http.text_threads import TEXT_THREADS
 
@@ -90,6 +91,7 @@ async def _read(request: web.Request, held: HeldBody) -> None:
     timeout_s = request.app[BODIES].timeout_s
     try:
         async with asyncio.timeout(timeout_s):
+            await tell_to_continue(request)
             while data := await request.content.readany():
                 held.add(data)
     except TimeoutError:

@@ -6,16 +6,20 @@ import uuid
 from typing import Any
 
 from aiohttp import web
+from aiohttp.hdrs import METH_ALL
 from aiohttp.typedefs import Handler
 
 from svc.http.answer import GenerationFailedError
 from svc.http.errors import ApiError, api_error, internal_error, is_our_bug
 from svc.http.generation import Generation
+from svc.http.log_fields import loggable
+from svc.http.protocol import CONTINUE_EXPECTED, EXPECTATION, REFUSAL
 from svc.http.service import LOGGER, METRICS
 
 CLIENT_LEFT = 499  # nginx's number for a client that closed the connection before it had its answer
 ID_HEADER = "X-Request-Id"
 _GOOD_ID = re.compile(r"[!-~]{1,128}")
+UNKNOWN = "unknown"  # a path that is no route: what it says is the client's
 _QUIET = frozenset({"/health", "/livez", "/readyz", "/metrics", "/"})  # asked every few seconds: logged at debug level only
 
 
@@ -27,15 +31,22 @@ class RequestScope:
         self.id = asked if _GOOD_ID.fullmatch(asked) else uuid.uuid4().hex
         self.arrival_s = time.monotonic()
         self.generation: Generation | None = None
-        self.error: str | None = None  # of a stream that had begun: its status says 200
+        self.error: str | None = None  # our own words, also of a stream that had begun: its status says 200
+        self.param: str | None = None  # the field at fault
+        self.cause: str | None = None  # the class of what the HTTP parser raised
         self.client_left = False
 
     def fields(self) -> dict[str, Any]:
         """The part of the log line that handlers contribute."""
         fields: dict[str, Any] = {} if self.generation is None else _generation_fields(self.generation)
-        if self.error is not None:
-            fields["error"] = self.error
-        return fields
+        failed = {"error": self.error, "param": self.param, "cause": self.cause}
+        return fields | {name: value for name, value in failed.items() if value is not None}
+
+    def refused(self, answer: ApiError) -> None:
+        """The answer is this error. Its message may quote the request, so the log has its code and its field."""
+        self.error = answer.code or answer.type
+        self.cause = None if answer.__cause__ is None else type(answer.__cause__).__name__
+        self.param = None if answer.param is None else loggable(answer.param)
 
 
 SCOPE = web.RequestKey("scope", RequestScope)
@@ -53,6 +64,8 @@ async def with_scope(request: web.Request, handler: Handler) -> web.StreamRespon
     try:
         response = await handler(request)
         status = response.status
+        if EXPECTATION in request and not request.content.is_eof():
+            response.force_close()  # the client waits to be asked for its body: whether it still sends it nobody knows
         return response
     finally:
         _log(request, scope, CLIENT_LEFT if scope.client_left else status)
@@ -74,7 +87,7 @@ async def with_errors(request: web.Request, handler: Handler) -> web.StreamRespo
         if is_our_bug(error):
             request.app[LOGGER].exception("request_failed", request_id=scope.id, path=request.path)
         answer = api_error(error, request, scope.id)
-        scope.error = answer.message
+        scope.refused(answer)
         return answer.response()
 
 
@@ -88,6 +101,15 @@ async def with_plain_body(request: web.Request, handler: Handler) -> web.StreamR
     return await handler(request)
 
 
+@web.middleware
+async def with_expectation(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """417 for an `Expect` that nobody can meet. 100-continue is answered where the body is read, once all is known against it."""
+    if request.get(EXPECTATION, CONTINUE_EXPECTED).lower() != CONTINUE_EXPECTED:
+        message = "Of expectations only 100-continue can be met."
+        raise ApiError(417, message, "invalid_request_error", code="expectation_failed", closes=True)
+    return await handler(request)
+
+
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Signal handler: what every response carries, streams included."""
     response.headers["Server"] = "headrace"
@@ -98,14 +120,15 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
 
 def _log(request: web.Request, scope: RequestScope, status: int) -> None:
     seconds = time.monotonic() - scope.arrival_s
-    route = request.match_info.route.resource.canonical if request.match_info.route.resource else "unknown"
+    resource = None if REFUSAL in request else request.match_info.route.resource
+    route = resource.canonical if resource else UNKNOWN
     request.app[METRICS].http_request(route, status)
-    write = request.app[LOGGER].debug if request.path in _QUIET else request.app[LOGGER].info
+    write = request.app[LOGGER].debug if route in _QUIET else request.app[LOGGER].info
     write(
         "request",
         request_id=scope.id,
-        method=request.method,
-        path=request.path[:200],
+        method=request.method if request.method in METH_ALL else None,
+        path=route,
         status=status,
         ms=_ms(seconds),
         **scope.fields(),

@@ -97,7 +97,7 @@ async def _send_error(events: EventStream, request: web.Request, scope: RequestS
         if is_our_bug(error):
             request.app[LOGGER].exception("stream_failed", request_id=scope.id)
         answer = api_error(error, request, scope.id)
-        scope.error = answer.message
+        scope.refused(answer)
     try:
         await events.close(event(answer.body()))
     except ConnectionResetError:

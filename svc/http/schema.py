@@ -126,6 +126,8 @@ class DetokenizeIn(Struct):
     tokens: list[int]
 
 
+REQUESTS: tuple[type[Struct], ...] = (ChatIn, CompletionIn, NativeIn, ApplyTemplateIn, TokenizeIn, DetokenizeIn)
+
 In = TypeVar("In", bound=Struct)
 
 ROUTES: dict[type[Struct], Route] = {

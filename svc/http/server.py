@@ -6,17 +6,20 @@ from collections.abc import Iterable
 from aiohttp import http_exceptions, web
 
 from svc.errors import ConfigError
-from svc.http.access import API_KEYS, CORS, ApiKeys, CorsPolicy, add_cors_headers, with_key, with_preflight
+from svc.http.access import API_KEYS, CORS, ApiKeys, CorsPolicy, add_cors_headers, with_key, with_preflight, with_refusal
 from svc.http.address import listening_problem
 from svc.http.body import BODIES, Bodies
-from svc.http.middleware import add_headers, with_errors, with_plain_body, with_scope
+from svc.http.connections import Connections, affordable
+from svc.http.middleware import add_headers, with_errors, with_expectation, with_plain_body, with_scope
+from svc.http.protocol import Runner
 from svc.http.routes import add_routes
 from svc.http.service import DOOR, LOGGER, METRICS, Door, Readiness
 from svc.http.text_threads import TEXT_THREADS, TextThreads
 from svc.log import Logger
-from svc.metrics import Metrics
+from svc.metrics import HttpStats, Metrics
 
 KEEP_ALIVE_S = 75.0  # of idle connections: longer than proxies keep theirs, so that they close first
+RESERVED_CONNECTIONS = 16  # beyond max_connections, for probes and metrics
 CLOSE_S = 5.0  # what handlers get to write their last words at the end; the engine has drained before
 
 
@@ -30,11 +33,12 @@ class HttpServer:
         logger: Logger,
         *,
         body_timeout_s: float = 60.0,
+        max_connections: int = 1024,
         keys: ApiKeys | None = None,
         cors_origins: Iterable[str] = (),
     ) -> None:
         """`keys`: None lets everybody in. ConfigError for what is no origin."""
-        middlewares = [with_scope, with_errors, with_preflight, with_key, with_plain_body]
+        middlewares = [with_scope, with_errors, with_refusal, with_preflight, with_key, with_expectation, with_plain_body]
         app = web.Application(middlewares=middlewares)
         metrics.follow_readiness(lambda: door.readiness.value, [state.value for state in Readiness])
         app[DOOR], app[METRICS], app[LOGGER] = door, metrics, logger
@@ -45,15 +49,33 @@ class HttpServer:
             app[API_KEYS] = keys
         app.on_response_prepare.extend((add_headers, add_cors_headers))
         add_routes(app)
-        self._runner = web.AppRunner(
+        self._logger = logger
+        self.clients = self._connections(max_connections)
+        metrics.follow_http(self._stats)
+        self._runner = Runner(
             app,
-            handler_cancellation=True,  # without it a client that left is noticed only at the next write
+            self.clients,
             access_log=None,
             auto_decompress=False,  # `with_plain_body` refuses what it would expand
             logger=_protocol_logger(),
             keepalive_timeout=KEEP_ALIVE_S,
             shutdown_timeout=CLOSE_S,
         )
+
+    def _connections(self, wanted: int) -> Connections:
+        limit = max(1, affordable(wanted + RESERVED_CONNECTIONS) - RESERVED_CONNECTIONS)
+        if limit < wanted:
+            reason = f"the process may open too few files (ulimit -n) for max_connections = {wanted}: {limit} it is"
+            self._logger.warning("few_connections", reason=reason)
+        return Connections(limit, RESERVED_CONNECTIONS, self._warn_of_clients)
+
+    def _stats(self) -> HttpStats:
+        clients = self.clients
+        return HttpStats(len(clients), clients.limit, clients.num_dropped, clients.num_refused, self.bodies.held_bytes)
+
+    def _warn_of_clients(self, number: int) -> None:
+        reason = f"{number} are open: idle ones are closed for new ones; where all are busy, new ones are refused"
+        self._logger.warning("too_many_connections", reason=reason)
 
     async def start(self, host: str, port: int) -> str:
         """Listens and answers from now on; gives the URL. ConfigError when the address cannot be had."""
@@ -72,12 +94,12 @@ class HttpServer:
 
 
 class _NoTracebacks(logging.Filter):
-    """Whoever sends garbage to the port fills the log with lines, not with our stack."""
+    """Of what a client has done wrong neither our stack nor its words."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, http_exceptions.HttpProcessingError | web.RequestPayloadError):
-            record.msg, record.args = "not HTTP: %s", (" ".join(str(error).split())[:200],)
+        if isinstance(error, http_exceptions.HttpProcessingError | web.RequestPayloadError | ConnectionError):
+            record.msg, record.args = "not HTTP: %s", (type(error).__name__,)
             record.exc_info, record.levelno, record.levelname = None, logging.INFO, "INFO"
         return True
 

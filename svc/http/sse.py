@@ -7,6 +7,8 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
+from svc.http.protocol import ping_with
+
 HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx would otherwise collect the stream
@@ -58,6 +60,7 @@ class EventStream:
     async def open(self) -> None:
         """Sends the headers and a first comment, so that proxies and clients know at once that the request is taken."""
         await self.response.prepare(self._request)
+        ping_with(self._request, self.ping)
         _notice_vanished_peer(self._request)
         await self.ping()
         self._timer = self._loop.call_later(self._keep_alive_s, self._check_silence)
@@ -78,6 +81,7 @@ class EventStream:
 
     async def close(self, events: bytes = b"") -> None:
         """The last events; nothing follows."""
+        ping_with(self._request, None)
         await self.response.write_eof(events)
 
     def _check_silence(self) -> None:

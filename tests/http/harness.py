@@ -78,6 +78,7 @@ async def serving(
     loaded: bool = True,
     max_body_bytes: int = 2**20,
     body_timeout_s: float = 60.0,
+    max_connections: int = 1024,
     clock: Callable[[], float] = lambda: 0.0,
     keys: ApiKeys | None = None,
     cors_origins: Sequence[str] = (),
@@ -86,7 +87,15 @@ async def serving(
 ) -> AsyncIterator[Harness]:
     """`clock` is the door's, on which the fake engine's last progress is 0. `vocab_size` is the model's, padding included."""
     door, metrics, log = Door(clock), Metrics(), io.StringIO()
-    server = HttpServer(door, metrics, _logger(log), body_timeout_s=body_timeout_s, keys=keys, cors_origins=cors_origins)
+    server = HttpServer(
+        door,
+        metrics,
+        _logger(log),
+        max_connections=max_connections,
+        body_timeout_s=body_timeout_s,
+        keys=keys,
+        cors_origins=cors_origins,
+    )
     url = await server.start("127.0.0.1", 0)
     if loaded:
         engine.on_finished = metrics.finished

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from svc.config import parse_size
 from svc.http.body import AUTO_MAX_BYTES
-from svc.http.sse import EventStream
+from svc.http.sse import DONE, EventStream, event
 from tests.ops.nginx import SITE, Nginx, free_port, needs_nginx, site
 from tests.scenarios.server import Server
 
@@ -37,13 +37,13 @@ class Upstream:
         self.go_on: asyncio.Queue[int] = asyncio.Queue()
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        events = EventStream(request, keep_alive_s=1000)
+        events = EventStream(request, keep_alive_s=1000, on_silence=lambda: None)
         if not self._says_not_to_buffer:
             del events.response.headers["X-Accel-Buffering"]
         await events.response.prepare(request)
         while number := await self.go_on.get():
-            await events.send({"number": number})
-        await events.done()
+            await events.write(event({"number": number}))
+        await events.close(DONE)
         return events.response
 
     @asynccontextmanager
@@ -215,6 +215,28 @@ def test_nginx_takes_more_than_the_server() -> None:
     limit = re.search(r"client_max_body_size (\d+)m;", SITE)
     assert limit is not None
     assert parse_size(f"{limit[1]}MiB") > AUTO_MAX_BYTES
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_body_beyond_what_nginx_takes(tmp_path: Path, chunked: bool) -> None:
+    """JSON there too, whether the length was told or not; the server hears nothing of it."""
+    port = free_port()
+    async with (
+        Nginx(tmp_path, site(f"127.0.0.1:{free_port()}", port, client_max_body_size="1k"), port) as proxy,
+        aiohttp.ClientSession(proxy.url) as client,
+    ):
+        body = b"x" * 5000
+        data: Any = _pieces(body) if chunked else body
+        async with client.post("/v1/completions", data=data, headers={"X-Request-Id": "mine"}) as response:
+            assert (response.status, response.content_type) == (413, "application/json")
+            assert response.headers["X-Request-Id"] == "mine"
+            error = (await response.json())["error"]
+    assert (set(error), error["code"]) == ({"message", "type", "param", "code"}, "body_too_large")
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), 1000):
+        yield body[start : start + 1000]
 
 
 async def test_server_that_is_not_there(tmp_path: Path) -> None:
