@@ -73,7 +73,7 @@ def test_the_mix_is_that_of_q4_k_m() -> None:
     assert {tensor.type for tensor in models.tensors(models.SHAPES["moe"], "Q8_0")} == {"Q8_0", "F32"}
 
 
-@pytest.mark.parametrize(("name", "all_billions", "used_billions"), [("moe", 1.8, 0.4), ("dense", 0.5, 0.5)])
+@pytest.mark.parametrize(("name", "all_billions", "used_billions"), [("moe", 1.8, 0.4), ("dense", 0.5, 0.5), ("small", 0.1, 0.1)])
 def test_sizes_are_as_named(name: str, all_billions: float, used_billions: float) -> None:
     """Parameters of the file, and those that a token meets: its own experts, of the embedding a row unless it is the head."""
     shape = models.SHAPES[name]

@@ -59,7 +59,8 @@ class Shape:
         return (2 * self.key_heads + self.value_heads) * self.state
 
 
-# The dense one is Qwen3.5-0.8B with fewer tokens. The other has its mixers' proportions from Qwen3.5-35B-A3B.
+# The dense one is Qwen3.5-0.8B with fewer tokens. The one with experts has its mixers' proportions from Qwen3.5-35B-A3B. The
+# small one is for questions that do not depend on size: which tokens are evaluated again.
 SHAPES = {
     "moe": Shape(
         "moe-1.8b-a0.4b", layers=24, hidden=1024, vocabulary=49_152, heads=8, kv_heads=2, head_dim=256,
@@ -68,6 +69,10 @@ SHAPES = {
     "dense": Shape(
         "dense-0.5b", layers=24, hidden=1024, vocabulary=49_152, heads=8, kv_heads=2, head_dim=256,
         key_heads=16, value_heads=16, state=128, feed_forward=3584, tied=True,
+    ),
+    "small": Shape(
+        "small-55m", layers=8, hidden=512, vocabulary=49_152, heads=4, kv_heads=2, head_dim=128,
+        key_heads=4, value_heads=4, state=128, feed_forward=1536, tied=True,
     ),
 }  # fmt: skip
 

@@ -38,7 +38,7 @@ class Comparison:
         return theirs / ours if self.lower_is_better else ours / theirs
 
 
-def snapshot_id(values: Sequence[float] | None) -> str:
+def spread(values: Sequence[float] | None) -> str:
     """Median, and in brackets the smallest and the largest."""
     if not values:
         return "-"
@@ -56,8 +56,8 @@ def table(title: str, rows: Iterable[Comparison], engines: Sequence[str]) -> str
     """Markdown; `title` names the first column."""
     lines = [f"| {title} | {' | '.join(engines)} | ratio | bar |", f"|---|{'--:|' * (len(engines) + 2)}"]
     for row in rows:
-        snapshots = [snapshot_id(row.samples.get(name)) for name in engines]
+        values = [spread(row.samples.get(name)) for name in engines]
         ratio = f"{row.ratio:.2f}" if row.ratio is not None else "-"
         bar = f"{row.bar:.1f}" if row.bar is not None else ""
-        lines.append(f"| {row.test} | {' | '.join(snapshots)} | {ratio} | {bar} |")
+        lines.append(f"| {row.test} | {' | '.join(values)} | {ratio} | {bar} |")
     return "\n".join(lines)

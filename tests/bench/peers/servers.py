@@ -130,25 +130,30 @@ class Server:
 
         The answer ends with that token: what it says may be half a character, which servers keep back; its end they cannot.
         """
-        body = {"messages": messages, "max_tokens": 1, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+        asked = self.ask(messages, 1)
+        return asked.first_s, asked.prompt_tokens
+
+    def ask(self, messages: Messages, max_tokens: int) -> "Asked":
+        """A streamed chat completion, read to its end. RuntimeError for any status but 200 and for an answer without a token."""
+        options = {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+        body = {"messages": messages, "max_tokens": max_tokens, **options}
         began = time.perf_counter()
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
         if response.status != 200:
             raise RuntimeError(f"{self.name}: {response.status} {response.read()[:500]!r}")
-        first, prompt_tokens = None, 0
+        first_s, events = None, []
         for raw in response:
             event = parse_event(raw)
             if event is None:
                 continue
-            if first is None and says_something(event):
-                first = time.perf_counter() - began
-            if event.get("usage"):
-                prompt_tokens = event["usage"]["prompt_tokens"]
-        if first is None:
+            events.append(event)
+            if first_s is None and says_something(event):
+                first_s = time.perf_counter() - began
+        if first_s is None:
             raise RuntimeError(f"{self.name} gave no token")
-        return first, prompt_tokens
+        return read_answer(events, first_s)
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The answer to a request that does not stream. RuntimeError for any status but 200."""
@@ -174,6 +179,32 @@ def parse_event(raw: bytes) -> dict[str, Any] | None:
         return None
     event: dict[str, Any] = json.loads(line.removeprefix("data:"))
     return event
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one answer says about itself."""
+
+    first_s: float  # from the request until the first token
+    prompt_tokens: int
+    evaluated_tokens: int  # of the prompt, without those that the server took from a cache
+    text: str
+
+
+def read_answer(events: Sequence[dict[str, Any]], first_s: float) -> Asked:
+    """From the events of a whole answer. ValueError if its usage and its timings (where it has them) count differently."""
+    text = ""
+    usage: dict[str, Any] = {}
+    timings: dict[str, Any] = {}
+    for event in events:
+        usage = event.get("usage") or usage
+        timings = event.get("timings") or timings
+        for choice in event.get("choices", ()):
+            text += choice.get("delta", {}).get("content") or ""
+    evaluated = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+    if timings and timings["prompt_n"] != evaluated:
+        raise ValueError(f"usage says {evaluated} evaluated tokens, timings {timings['prompt_n']}")
+    return Asked(first_s, usage["prompt_tokens"], evaluated, text)
 
 
 def says_something(event: dict[str, Any]) -> bool:
