@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a virtual environment in DIRECTORY from the first Python that is new enough, or says in one sentence what is missing.
+# Makes a virtual environment in DIRECTORY with the first Python that is new enough, or says in one sentence what is missing.
 # usage: [PYTHON=python3] ops/make_venv.sh DIRECTORY
 set -euo pipefail
 
@@ -27,5 +27,5 @@ fi
     || fail "$python has no venv module: install it (on Debian and Ubuntu: apt install python3-venv)"
 
 echo "making $directory with $("$python" --version) ..."
-# A half-made environment would look finished to make, so it goes.
+# A half-made environment would look finished to make, so it is removed.
 "$python" -m venv "$directory" || { rm -rf "$directory"; fail "$python could not make a virtual environment in $directory"; }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Starts a server on a free port, waits until it is ready, asks for a completion in both forms, and stops it with SIGTERM.
-# Exit code 0 if all of that worked; otherwise the first thing that did not is named and the server's log shown.
+# Exit code 0 if all of that worked; otherwise names the first step that failed and shows the server's log.
 # usage: [MODEL=model.gguf (default: the bundled one)] [HEADRACE=.venv/bin/headrace] [PYTHON=.venv/bin/python] [READY_S=120] ops/smoke.sh
 set -euo pipefail
 

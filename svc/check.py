@@ -1,31 +1,13 @@
 """`headrace serve --check`: everything that a start would refuse, without reading a weight."""
 
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
 from svc.config import Config
-from svc.gguf.gguf_file import GgufTensor
 from svc.http.access import ApiKeys, CorsPolicy
 from svc.http.address import is_free
 from svc.log import Logger
 from svc.memory.plan import MemoryPlan
 from svc.model.arch import load_model
+from svc.model.layers.loading import NoStore
 from svc.model_loading import PreparedModel, model_name, prepare
-
-
-class _NoWeights:
-    """Takes weights and keeps nothing: for backends that would copy them."""
-
-    copies_weights = False
-
-    def weight(self, tensor: GgufTensor, progress: Callable[[int], None] | None = None) -> Any:
-        return None
-
-    def vector(self, values: NDArray[np.float32]) -> Any:
-        return None
 
 
 def check_server(config: Config, logger: Logger) -> str:
@@ -49,5 +31,5 @@ def check_server(config: Config, logger: Logger) -> str:
 def _check_tensors(prepared: PreparedModel) -> None:
     """Names, shapes and types of all tensors, and sizes for which the backend has a kernel."""
     opened, ops = prepared.opened, prepared.ops
-    load_model(opened.source, opened.config, _NoWeights() if ops.copies_weights else ops, read_in=False)
+    load_model(opened.source, opened.config, NoStore() if ops.copies_weights else ops, read_in=False)
     ops.caches(MemoryPlan(prepared.plan.layout, num_pages=1, num_rows=1, num_snapshots=1))

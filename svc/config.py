@@ -1,7 +1,7 @@
-"""The one table of settings, and the only reader of the environment.
+"""The table of settings, and the only reader of the environment.
 
-`Config` is the table: each field's type, default, range and help. TOML keys, `HEADRACE_*` variables and `--flags` are all
-derived from it, so that a setting has one name everywhere (`kv_bytes`, `HEADRACE_KV_BYTES`, `--kv-bytes`).
+`Config` is the table: each field's type, default, range and help. TOML keys, `HEADRACE_*` variables and `--flags` are
+derived from it, so a setting has one name everywhere (`kv_bytes`, `HEADRACE_KV_BYTES`, `--kv-bytes`).
 Precedence: file < environment < flags.
 """
 
@@ -20,11 +20,11 @@ from msgspec import Meta
 
 from svc.errors import ConfigError
 
-BUNDLED_MODEL = Path(__file__).parent / "models" / "headrace-demo.gguf"  # what the command line takes when no model is named
+BUNDLED_MODEL = Path(__file__).parent / "models" / "headrace-demo.gguf"  # served when the command line names no model
 VARIABLE_PREFIX = "HEADRACE_"
 CONFIG_FILE_VARIABLE = "HEADRACE_CONFIG"
-SIZE = {"size": True}  # marks a field whose text form may be "4GiB"
-# Several KEY=TYPE:VALUE in one text: a comma that no such beginning follows belongs to the value.
+SIZE = {"size": True}  # marks a field that may be written "4GiB"
+# Several KEY=TYPE:VALUE in one text: a comma belongs to the value unless KEY=TYPE: follows.
 PAIRS = {"metavar": "KEY=TYPE:VALUE", "separator": r",(?=[^,=]+=(?:int|float|bool|str):)"}
 ORIGINS = {"metavar": "ORIGIN", "separator": r"\s*,\s*"}
 UNIT_BYTES = {
@@ -60,9 +60,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None,
         Meta(description="name clients see in /v1/models and in answers; unset: the file's own name", examples=["my-model"]),
     ] = None
-    strict_model_name: Annotated[
-        bool, Meta(description="answer 404 to a request that names another model, instead of serving it all the same")
-    ] = False
+    strict_model_name: Annotated[bool, Meta(description="answer 404 to a request that names another model; false: serve it")] = (
+        False
+    )
     chat_template_file: Annotated[
         str | None,
         Meta(description="Jinja chat template to use instead of the one in the model file", examples=["/etc/headrace/chat.jinja"]),
@@ -81,7 +81,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     api_key_file: Annotated[
         str | None,
         Meta(
-            description="file of API keys, one a line, one of which every request must bring; unset: everybody is let in",
+            description="file of API keys, one per line; every request must carry one of them; unset: no key is needed",
             examples=["/etc/headrace/api-keys"],
         ),
     ] = None
@@ -93,7 +93,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             extra=ORIGINS,
         ),
     ] = ()
-    slots_prompt_text: Annotated[bool, Meta(description="show in /slots what is being asked and answered, as text")] = False
+    slots_prompt_text: Annotated[bool, Meta(description="show the text of prompts and answers in /slots")] = False
     max_connections: Annotated[
         int,
         Meta(ge=1, le=2**20, description="clients connected at once; one more takes the place of one that is idle, or gets a 503"),
@@ -118,29 +118,29 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str,
         Meta(
             pattern=r"^(auto|cpu|reference|cuda(:\d{1,3})?)$",
-            description="what computes: cuda[:N] (NVIDIA GPU, N from 0), cpu (C kernels), reference (numpy, slow); "
-            "auto: cuda if CuPy and a GPU are there, else cpu",
+            description="device that computes: cuda[:N] (NVIDIA GPU, N from 0), cpu (C kernels), reference (numpy, slow); "
+            "auto: cuda if there are CuPy and a GPU, else cpu",
             extra={"choices": "auto, cpu, cuda, cuda:N, reference"},
         ),
     ] = "auto"
-    threads: Annotated[int, Meta(ge=0, le=1024, description="threads that compute; 0: all cores")] = 0
+    threads: Annotated[int, Meta(ge=0, le=1024, description="compute threads; 0: one per core")] = 0
     activations: Annotated[
         Literal["float", "int8"],
         Meta(
-            description="what is multiplied with quantized weights on the cpu device: int8 (rounded per token and block), "
+            description="activations that meet quantized weights on the cpu device: int8 (rounded per token and block) "
             "or float (slower, a little more precise)"
         ),
     ] = "int8"
     exact: Annotated[
         bool,
         Meta(
-            description="a request's answer has the same bits however it was batched, cut, cached or resumed: "
-            "the cpu device always keeps to that, cuda computes more slowly for it"
+            description="give an answer the same bits however it is batched, chunked, cached or resumed; "
+            "always so on cpu, slower on cuda"
         ),
     ] = False
     ctx: Annotated[
         int,
-        Meta(ge=0, le=2**24, description="longest sequence in tokens, prompt and answer together; 0: what the model is made for"),
+        Meta(ge=0, le=2**24, description="longest sequence in tokens, prompt and answer together; 0: the model's own context"),
     ] = 0
     kv_type: Annotated[Literal["f16", "f32"], Meta(description="number format of keys and values in the KV pages")] = "f16"
     page_tokens: Annotated[Literal[16, 32, 48, 64], Meta(description="tokens in one KV page")] = 32
@@ -151,16 +151,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     host_kv_bytes: Annotated[
         AutoOrNone,
         Meta(
-            description="the machine's memory for KV pages that the GPU has no room for; auto: a share of what is free, "
-            "with other devices 0",
+            description="host memory for KV pages evicted from the GPU; auto: a share of what is free, 0 on other devices",
             extra=SIZE,
         ),
     ] = "auto"
     host_snapshot_bytes: Annotated[
         AutoOrNone,
         Meta(
-            description="the machine's memory for snapshots that the GPU has no room for; auto: a share of what is free, "
-            "with other devices 0",
+            description="host memory for snapshots evicted from the GPU; auto: a share of what is free, 0 on other devices",
             extra=SIZE,
         ),
     ] = "auto"
@@ -197,9 +195,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_slots: Annotated[int, Meta(ge=1, le=1024, description="sequences computed at once")] = 8
     max_queue: Annotated[int, Meta(ge=0, le=2**20, description="requests that may wait for a slot before new ones get a 429")] = 256
     max_step_tokens: Annotated[int, Meta(ge=16, le=65536, description="most tokens evaluated in one step")] = 512
-    max_step_ms: Annotated[
-        float, Meta(gt=0, le=60000, description="milliseconds a step should take at most while others are streaming")
-    ] = 100.0
+    max_step_ms: Annotated[float, Meta(gt=0, le=60000, description="longest step in milliseconds while other requests stream")] = (
+        100.0
+    )
 
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="least severe messages logged")] = "info"
     log_format: Annotated[
@@ -209,7 +207,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row of the table, as the text sides (file, environment, command line, documentation) see it."""
+    """One row of the table, as the file, the environment, the command line and the documentation see it."""
 
     key: str
     default: Any
@@ -245,14 +243,14 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A configuration and what the operator should be told about it (one sentence each)."""
+    """A configuration and its warnings, one sentence each."""
 
     config: Config
     warnings: tuple[str, ...]
 
 
 class ModelFacts(Protocol):
-    """What `inapplicable` looks at in a model's configuration."""
+    """The part of a model's configuration that `inapplicable` reads."""
 
     @property
     def num_delta_layers(self) -> int: ...
@@ -280,14 +278,14 @@ def load_config(
 
 @dataclass(frozen=True, slots=True)
 class ServiceManager:
-    """What systemd asks of a service through its environment (sd_notify(3), sd_watchdog_enabled(3)); None: nothing."""
+    """What systemd asks of a service through its environment (sd_notify(3), sd_watchdog_enabled(3)); None where it asks nothing."""
 
     notify_socket: str | None = None
     watchdog_s: float | None = None
 
 
 def service_manager(environ: Mapping[str, str] | None = None) -> ServiceManager:
-    """`environ` defaults to the process's own. A watchdog meant for another process is none of ours."""
+    """`environ` defaults to the process's own. A watchdog for another process (WATCHDOG_PID) is ignored."""
     variables = os.environ if environ is None else environ
     microseconds = variables.get("WATCHDOG_USEC", "")
     ours = variables.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
@@ -296,7 +294,7 @@ def service_manager(environ: Mapping[str, str] | None = None) -> ServiceManager:
 
 
 def inapplicable(config: Config, model: ModelFacts, device: str) -> list[str]:
-    """Options that were changed from their default and do nothing here, one sentence each. `device` is the one chosen."""
+    """Options that were changed from their default but have no effect, one sentence each. `device` is the chosen one."""
     sentences = []
     if not model.num_delta_layers:
         if config.snapshot_bytes != "auto":
@@ -348,7 +346,7 @@ def _from_file(path: str) -> dict[str, object]:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
-    """A variable that is set but empty counts as not set, as unit files and compose files like to do."""
+    """Values of variables that are set and not empty: unit and compose files leave empty ones behind."""
     return {
         option.key: _convert(option, environ[option.variable], option.variable, strict=False)
         for option in OPTIONS
@@ -360,13 +358,13 @@ def _unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
     known = {CONFIG_FILE_VARIABLE, *(option.variable for option in OPTIONS)}
     for name in sorted(environ):
         if name.startswith(VARIABLE_PREFIX) and name not in known:
-            # Compared without what all have in common, which makes any two alike.
+            # Compared without their common prefix, which makes any two alike.
             meant = _did_you_mean(name, sorted(known), len(VARIABLE_PREFIX))
             yield f"the variable {name} is ignored: there is no such setting{meant}"
 
 
 def _did_you_mean(word: str, known: list[str], num_common: int = 0) -> str:
-    """`num_common`: letters at the beginning that all of them share."""
+    """A suggestion from `known`, or nothing. `num_common`: length of a prefix that all share, left out of the comparison."""
     close = difflib.get_close_matches(word[num_common:], [name[num_common:] for name in known], n=1)
     return f" (did you mean {word[:num_common]}{close[0]}?)" if close else ""
 
@@ -374,7 +372,7 @@ def _did_you_mean(word: str, known: list[str], num_common: int = 0) -> str:
 def _convert(option: Option, value: object, source: str, *, strict: bool) -> object:
     """The value as the option's type; ConfigError "SOURCE must be EXPECTED, not VALUE".
 
-    `strict` is for typed sources (TOML), where `port = "8080"` is a mistake; text from the environment and flags is coerced.
+    `strict` is for typed sources (TOML), where `port = "8080"` is a mistake; texts of the environment and of flags are converted.
     """
     try:
         return _to_type(option, value, strict)
@@ -400,7 +398,7 @@ def _to_type(option: Option, value: object, strict: bool) -> object:
 
 
 def _options() -> Iterator[Option]:
-    """The rows, read off the struct."""
+    """The rows, derived from `Config`."""
     hints = msgspec.inspect.type_info(Config)
     assert isinstance(hints, msgspec.inspect.StructType)
     annotations = Config.__annotations__

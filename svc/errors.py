@@ -1,15 +1,15 @@
-"""Every error a person can cause, as one sentence that names the culprit.
+"""Every error that a user, client or operator can cause, each one sentence that names the culprit.
 
-Anything else that escapes is our bug and is logged with a traceback.
+Any other exception that escapes is a bug and is logged with a traceback.
 """
 
 
 class HeadraceError(Exception):
-    """Base of all errors a user, client or operator can cause. `str(error)` is one sentence for them."""
+    """Base of all these errors. `str(error)` is the sentence."""
 
 
 class ModelFileError(HeadraceError):
-    """A model file that cannot be served: missing, truncated, garbage, unsupported or with a bad tensor or key."""
+    """A model file that cannot be served: missing, truncated, damaged, unsupported, or with a bad tensor or key."""
 
 
 class ConfigError(HeadraceError):
@@ -17,18 +17,18 @@ class ConfigError(HeadraceError):
 
 
 class MemoryBudgetError(HeadraceError):
-    """Budgets that do not fit the machine or the model; the message says what would fit."""
+    """Memory budgets that do not fit the machine or the model; the message says what would."""
 
 
 class BackendUnavailableError(HeadraceError):
-    """A compute backend that cannot run here (no compiler at install time, no driver); the message says why."""
+    """A backend that cannot run on this machine (no compiler at installation, no driver); the message says why."""
 
 
 class RequestError(HeadraceError):
     """A request that cannot be served as asked.
 
-    `param` names the request field ("messages[2].content"), or is None when no single field is at fault.
-    `code` is a stable machine-readable word (OpenAI's where one exists, such as "context_length_exceeded").
+    `param` names the request field ("messages[2].content"); None if no single field is at fault.
+    `code` is a stable word for programs: OpenAI's where there is one, such as "context_length_exceeded".
     """
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
@@ -38,7 +38,7 @@ class RequestError(HeadraceError):
 
 
 class QueueFullError(HeadraceError):
-    """The waiting queue is at its bound. `retry_after_s` is a suggestion in seconds."""
+    """The waiting queue is full. `retry_after_s` suggests to the client when to try again."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)

@@ -1,7 +1,6 @@
-"""The process's life as others see it: signals that end it, what systemd is told, and what of a start is said.
+"""Start and end of the process: signals that end it, systemd notification, progress of the start.
 
-A first SIGTERM or SIGINT asks for a drain. From then on the signals have their default meaning again: a second one ends the
-process at once, whatever it is doing.
+The first SIGTERM or SIGINT asks for a drain and restores the signals' default action: a second one ends the process at once.
 """
 
 import asyncio
@@ -13,12 +12,12 @@ from collections.abc import Callable
 from svc.log import Logger
 
 PROGRESS_EVERY_S = 2.0
-START_EXTENSION_S = 60.0  # what a start that advances asks the service manager for
+START_EXTENSION_S = 60.0  # asked of the service manager each time the start makes progress
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Shutdown:
-    """Whether and by what the end was asked for. Owner of the two signal handlers, on the running loop, between enter and exit."""
+    """Whether a drain was asked for, and by which signal. Between enter and exit it owns the loop's two signal handlers."""
 
     def __init__(self) -> None:
         self.cause: signal.Signals | None = None
@@ -34,7 +33,7 @@ class Shutdown:
         self._restore()
 
     def ask(self, number: signal.Signals) -> None:
-        """Asks for a drain, as the signal `number` does."""
+        """Asks for a drain on behalf of the signal `number`."""
         self.cause = number
         self._restore()
         self._asked.set()
@@ -48,23 +47,23 @@ class Shutdown:
 
     @property
     def asked(self) -> bool:
-        """May be read from other threads."""
+        """Whether a drain was asked for. Other threads may read it."""
         return self.cause is not None
 
     async def wait(self) -> None:
-        """Returns once a signal has come."""
+        """Returns once a drain was asked for."""
         await self._asked.wait()
 
 
 class Notifier:
-    """Tells systemd (or whoever gave `address`) how the service is. Without an address every method does nothing."""
+    """Reports the service's state to systemd or another service manager. Without an address every method does nothing."""
 
     def __init__(self, address: str | None) -> None:
-        """`address`: NOTIFY_SOCKET, a path or an abstract name that begins with "@"."""
+        """`address`: the value of NOTIFY_SOCKET, a path or an abstract name that begins with "@"."""
         self._address = address and ("\0" + address[1:] if address.startswith("@") else address)
 
     def send(self, *lines: str) -> None:
-        """One message of `KEY=value` lines. A manager that does not listen is no error of ours."""
+        """Sends one message of `KEY=value` lines. Ignores a manager that does not listen."""
         if self._address:
             try:
                 with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
@@ -74,18 +73,18 @@ class Notifier:
                 pass
 
     def loading(self, status: str, extend_s: float) -> None:
-        """Still starting: asks for `extend_s` more seconds from now."""
+        """Reports a start in progress and asks for `extend_s` seconds from now."""
         self.send(f"STATUS={status}", f"EXTEND_TIMEOUT_USEC={int(extend_s * 1e6)}")
 
     def ready(self, status: str) -> None:
         self.send("READY=1", f"STATUS={status}")
 
     def stopping(self, status: str, extend_s: float) -> None:
-        """Ending: asks for `extend_s` seconds from now, whatever the manager would have given."""
+        """Reports the end and asks for `extend_s` seconds from now, in place of the manager's stop timeout."""
         self.send("STOPPING=1", f"STATUS={status}", f"EXTEND_TIMEOUT_USEC={int(extend_s * 1e6)}")
 
     async def keep_watchdog(self, watchdog_s: float, healthy: Callable[[], bool]) -> None:
-        """Runs until cancelled: says "alive" twice per `watchdog_s`, but only while `healthy()`."""
+        """Runs until cancelled: reports "alive" twice per `watchdog_s` while `healthy()`."""
         while True:
             if healthy():
                 self.send("WATCHDOG=1")
@@ -93,11 +92,12 @@ class Notifier:
 
 
 class LoadInterruptedError(Exception):
-    """A signal came before the server was ready."""
+    """A signal arrived before the server was ready."""
 
 
 def load_progress(logger: Logger, notifier: Notifier, shutdown: Shutdown) -> Callable[[int, int], None]:
-    """Tells the log and the service manager now and then; ends the load when a signal has come. Called on the loading thread."""
+    """A callback for the loading thread. Reports progress to log and service manager every PROGRESS_EVERY_S seconds; after a signal
+    it raises LoadInterruptedError, which ends the load."""
     began = last = time.monotonic()
     complete = False
 
@@ -117,8 +117,8 @@ def load_progress(logger: Logger, notifier: Notifier, shutdown: Shutdown) -> Cal
 
 
 class KernelProgress:
-    """Tells the log and the service manager that kernels are being compiled, which takes seconds each at the first start of all;
-    found in the cache they take none. Called on the compute thread. After `finish` it is quiet."""
+    """Reports the compilation of kernels to log and service manager. Each takes seconds at the first start on a machine; later ones
+    find them in CuPy's cache. Called on the compute thread; does nothing after `finish`."""
 
     def __init__(self, logger: Logger, notifier: Notifier, shutdown: Shutdown) -> None:
         self._logger, self._notifier, self._shutdown = logger, notifier, shutdown

@@ -1,6 +1,6 @@
-"""Everything counted, published for Prometheus. What the engine counts itself is read at scrape time; here live only histograms.
+"""All metrics, published for Prometheus. The engine's own counters are read at scrape time; this file keeps the histograms.
 
-Names are those that dashboards of other servers know, with `headrace_` in front.
+Names follow those of other inference servers, with `headrace_` in front, so that their dashboards need little change.
 """
 
 from bisect import bisect_left
@@ -36,12 +36,12 @@ class HttpStats:
 
 
 class Metrics:
-    """Owner of the process's registry. Made once, before the model is loaded; `follow` the engine as soon as there is one."""
+    """Owner of the process's registry. Made once, before the model is loaded; `follow` adds the engine's metrics later."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the series, and nobody's dashboard looks at them
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the number of series
         self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)  # process_*: memory, descriptors, when it started
+        ProcessCollector(registry=self.registry)  # process_*: memory, descriptors, start time
         self._first = self._seconds("time_to_first_token_seconds", "From the arrival of an HTTP request to its first token")
         self._next = TokenHistogram(PREFIX + "inter_token_latency_seconds", "Between two tokens of an answer", _SECONDS)
         self.registry.register(self._next)
@@ -51,11 +51,11 @@ class Metrics:
         self._decode = self._seconds("request_decode_time_seconds", "From the first token to the end")
         self._rewind = Histogram(
             PREFIX + "snapshot_rewind_tokens",
-            "Known prompt tokens that had to be evaluated again because no snapshot stood at their end",
+            "Known prompt tokens that were evaluated again because no snapshot was at their end",
             buckets=_TOKENS,
             registry=self.registry,
         )
-        self._reprocessed = self._counter("reprocessed_tokens", "Prompt tokens evaluated, by the reason why", ("reason",))
+        self._reprocessed = self._counter("reprocessed_tokens", "Prompt tokens evaluated, by reason", ("reason",))
         self._http = self._counter("http_requests", "HTTP requests answered; 499: the client left first", ("route", "status"))
 
     def _seconds(self, name: str, text: str) -> Histogram:
@@ -71,18 +71,18 @@ class Metrics:
         self._next.observe(seconds)
 
     def finished(self, request: Request, finished: Finished) -> None:
-        """One answer has ended: the engine's `on_finished`."""
+        """Counts an ended answer: the engine's `on_finished`."""
         timing, usage, cache = finished.timing, finished.usage, finished.cache
         self._whole.observe(timing.queue_s + timing.prefill_s + timing.decode_s)
         self._queue.observe(timing.queue_s)
         self._prefill.observe(timing.prefill_s)
         self._decode.observe(timing.decode_s)
         self._rewind.observe(max(0, cache.matched_tokens - cache.resumed_at))
-        if cache.reason:  # it has been seated
+        if cache.reason:  # it had a slot
             self._reprocessed.labels(cache.reason).inc(usage.prompt_tokens - usage.cached_tokens)
 
     def http_request(self, route: str, status: int) -> None:
-        """`route` is the pattern, never the path: labels must stay few."""
+        """Counts a response. `route` is the pattern, never the path: labels must stay few."""
         self._http.labels(route, str(status)).inc()
 
     def follow(self, stats: Callable[[], EngineStats]) -> None:
@@ -90,7 +90,7 @@ class Metrics:
         self.registry.register(_EngineCollector(stats))
 
     def follow_readiness(self, readiness: Callable[[], str], states: Sequence[str]) -> None:
-        """Publishes which of `states` the server is in, from before the model is loaded."""
+        """Publishes which of `states` the server is in. Works before the model is loaded."""
         self.registry.register(_ReadinessCollector(readiness, states))
 
     def follow_http(self, stats: Callable[[], HttpStats]) -> None:
@@ -126,7 +126,7 @@ class TokenHistogram(Collector):
 
 
 class _ReadinessCollector(Collector):
-    """One series per state, 1 for the present one: a state that never was can be alerted on."""
+    """One series per state, 1 for the present one: alerts can name a state that has not occurred yet."""
 
     def __init__(self, readiness: Callable[[], str], states: Sequence[str]) -> None:
         self._readiness, self._states = readiness, states
@@ -199,7 +199,7 @@ def _gauges(stats: EngineStats) -> Iterator[Metric]:
         "snapshot_ring_capacity": ("Snapshots that the device can hold", cache.num_snapshots),
         "snapshot_ring_used": ("Snapshots that the device holds", cache.num_snapshots - cache.free_snapshots),
         "snapshot_ring_stranded": ("Snapshots whose pages are gone", cache.stranded_snapshots),
-        "snapshot_ring_pinned": ("Snapshots that may not be evicted now", cache.pinned_snapshots),
+        "snapshot_ring_pinned": ("Snapshots that may not be evicted at present", cache.pinned_snapshots),
         "host_kv_pages_capacity": ("KV pages that the host tier holds", cache.num_host_pages),
         "host_kv_pages_used": ("KV pages in the host tier", cache.num_host_pages - cache.free_host_pages),
         "host_snapshots_capacity": ("Snapshots that the host tier holds", cache.num_host_snapshots),
@@ -225,14 +225,14 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
         "prefill_tokens": ("Prompt tokens evaluated", engine.prefill_tokens),
         "decode_tokens": ("Generated tokens evaluated", engine.decode_tokens),
         "steps": ("Steps of the device", engine.steps),
-        "step_seconds": ("Seconds the device worked", engine.step_s),
+        "step_seconds": ("Seconds of device work", engine.step_s),
         "num_preemptions": ("Sequences that lost their slot for lack of pages", engine.preemptions),
         "snapshot_created": ("Snapshots published", memory.num_published),
         "snapshot_restored": ("Snapshots copied into a slot", engine.restores + memory.rows_moved_in),
         "snapshot_evicted": ("Snapshots evicted", memory.num_evicted_snapshots),
-        "snapshot_skipped": ("Snapshots wanted, but no snapshot was worth taking", memory.num_skipped),
+        "snapshot_skipped": ("Snapshots not taken because all in use scored higher", memory.num_skipped),
         "kv_pages_evicted": ("KV pages evicted", memory.evicted_pages),
-        "host_tier_resumes": ("Sequences for which something came from the host tier", memory.num_host_resumes),
+        "host_tier_resumes": ("Sequences that resumed from the host tier", memory.num_host_resumes),
         "host_tier_stored_bytes": (
             "Bytes moved from the device to the host tier",
             bytes_of(memory.pages_moved_out, memory.snapshots_moved_out),

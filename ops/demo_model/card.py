@@ -83,7 +83,7 @@ def write_card(results: dict[str, Any], path: Path) -> None:
     for what, engine, key in ROWS:
         if key in results:
             text += f"| {what} | {engine} | {results[key]['perplexity']:.3f} | {results[key]['bits_per_byte']:.4f} |\n"
-    differences = {room: results.get(f"{room} largest logit difference", float("nan")) for room in ("reference", "cpu")}
+    differences = {backend: results.get(f"{backend} largest logit difference", float("nan")) for backend in ("reference", "cpu")}
     text += TAIL.format(**differences, **results["stops"], mtp_agreement=results["mtp_agreement"])
     for sample in results["samples"]:
         quoted = "\n".join(f"> {line}".rstrip() for line in sample["answer"].split("\n"))

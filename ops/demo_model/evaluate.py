@@ -50,14 +50,14 @@ def evaluate(cache: Path, out: Path, root: Path) -> None:
     results["torch float32"] = _measure(_score_of(model.logits), few, sizes)
     results["mtp_agreement"] = _mtp_agreement(model, few)
     for path in (exact, shipped):
-        for room in ("reference", "cpu"):
-            engine = FileModel.open(path, room)
+        for backend in ("reference", "cpu"):
+            engine = FileModel.open(path, backend)
             if engine is None:
                 continue
             kind = "Q8_0" if path == shipped else "float32"
-            results[f"{room} {kind}"] = _measure(engine.score, few, sizes)
+            results[f"{backend} {kind}"] = _measure(engine.score, few, sizes)
             if path == exact:
-                results[f"{room} largest logit difference"] = _largest_difference(model, engine, few[0])
+                results[f"{backend} largest logit difference"] = _largest_difference(model, engine, few[0])
     results["stops"] = _stops(shipped)
     results["samples"] = [{"question": q, "seed": 1, "answer": answer(shipped, q, seed=1)[0]} for q in QUESTIONS]
     (cache / "results.json").write_text(json.dumps(results, indent=1))

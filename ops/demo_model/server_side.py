@@ -1,4 +1,4 @@
-"""The exported file in the server's own rooms: logits of every token, and answers to one chat message."""
+"""The exported file on the server's own backends: logits of every token, and answers to one chat message."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.backend import Piece, Sample, Score, StepBatch
+from svc.compute.backend import Chunk, Sample, Score, StepBatch
 from svc.compute.model_file import open_model
 from svc.compute.ops import Ops
 from svc.compute.reference import ReferenceOps
@@ -20,25 +20,25 @@ from svc.memory.plan import MemoryPlan
 from svc.model.arch import load_model
 
 PAGE_TOKENS, CONTEXT = 16, 4096
-PIECE = 64  # tokens evaluated in one step
+CHUNK_TOKENS = 64  # tokens evaluated in one step
 
 
 class FileModel:
-    """One sequence at a time, in the only live row."""
+    """One sequence at a time, in the only state row."""
 
     def __init__(self, path: Path, ops: Ops) -> None:
         config, source = open_model(path)
         self._config, self._ops = config, ops
         self._model = load_model(source, config, ops)
         layout = config.memory_layout(PAGE_TOKENS, "f32")
-        plan = MemoryPlan(layout, num_pages=CONTEXT // PAGE_TOKENS, num_rows=1, num_cells=1)
-        self.runner = ModelRunner(self._model, ops, plan, max_step_tokens=PIECE)
+        plan = MemoryPlan(layout, num_pages=CONTEXT // PAGE_TOKENS, num_rows=1, num_snapshots=1)
+        self.runner = ModelRunner(self._model, ops, plan, max_step_tokens=CHUNK_TOKENS)
         self._pages = np.arange(plan.num_pages, dtype=np.int32)
 
     @classmethod
-    def open(cls, path: Path, room: str) -> "FileModel | None":
-        """None where the cpu room cannot run (its kernels are not built)."""
-        if room == "reference":
+    def open(cls, path: Path, backend: str) -> "FileModel | None":
+        """`backend`: "reference" or "cpu". None if the cpu backend cannot run (its kernels are not built)."""
+        if backend == "reference":
             return cls(path, ReferenceOps())
         from svc.compute.cpu.ops import CpuOps
 
@@ -49,10 +49,10 @@ class FileModel:
             return None
 
     def score(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Log probability of each id but the first [n - 1], read as the server reads them (prompt log probabilities)."""
+        """Log probability of each id but the first [n - 1], computed as the server does (prompt log probabilities)."""
         parts: list[float] = []
-        for start in range(0, len(ids) - 1, PIECE):
-            tokens = ids[start : min(start + PIECE, len(ids) - 1)]
+        for start in range(0, len(ids) - 1, CHUNK_TOKENS):
+            tokens = ids[start : min(start + CHUNK_TOKENS, len(ids) - 1)]
             scores = [Score(0, at, int(ids[at])) for at in range(start + 1, start + len(tokens) + 1)]
             parts += self._run(start, tokens, scores)
         return np.array(parts)
@@ -60,8 +60,8 @@ class FileModel:
     def logits(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """ids [n] -> [n, vocabulary]."""
         rows = []
-        for start in range(0, len(ids), PIECE):
-            tokens = ids[start : start + PIECE]
+        for start in range(0, len(ids), CHUNK_TOKENS):
+            tokens = ids[start : start + CHUNK_TOKENS]
             self._run(start, tokens, [])
             vectors = self._ops.empty((len(tokens), self._config.hidden_size))
             out = self._ops.empty((len(tokens), self._config.vocab_size))
@@ -72,17 +72,17 @@ class FileModel:
         return np.concatenate(rows)
 
     def _run(self, start: int, tokens: NDArray[np.int64], scores: list[Score]) -> tuple[float, ...]:
-        piece = Piece(0, start, tokens.astype(np.int32), self._pages)
-        return self.runner.run(StepBatch(zero_rows=[] if start else [0], pieces=[piece], scores=scores)).scores
+        chunk = Chunk(0, start, tokens.astype(np.int32), self._pages)
+        return self.runner.run(StepBatch(zero_rows=[] if start else [0], chunks=[chunk], scores=scores)).scores
 
     def generate(self, prompt: list[int], params: SamplingParams, stop: int, limit: int) -> tuple[list[int], bool]:
         """Answer ids without the stop token, and whether it came within `limit` tokens."""
-        for start in range(0, len(prompt) - 1, PIECE):
-            self._run(start, np.array(prompt[start : min(start + PIECE, len(prompt) - 1)]), [])
+        for start in range(0, len(prompt) - 1, CHUNK_TOKENS):
+            self._run(start, np.array(prompt[start : min(start + CHUNK_TOKENS, len(prompt) - 1)]), [])
         made, last = list[int](), prompt[-1]
         for position in range(len(prompt), len(prompt) + limit):
-            piece = Piece(0, position - 1, np.array([last], np.int32), self._pages)
-            batch = StepBatch(zero_rows=[0] if position == 1 else [], pieces=[piece], samples=[Sample(0, position, 0, params)])
+            chunk = Chunk(0, position - 1, np.array([last], np.int32), self._pages)
+            batch = StepBatch(zero_rows=[0] if position == 1 else [], chunks=[chunk], samples=[Sample(0, position, 0, params)])
             last = self.runner.run(batch).samples[0].token
             if last == stop:
                 return made, True
@@ -91,7 +91,7 @@ class FileModel:
 
 
 def token_sizes(path: Path) -> NDArray[np.int64]:
-    """Bytes of text behind each id; a control token counts as none."""
+    """Bytes of text of each id; a control token has none."""
     tokenizer = Tokenizer.from_metadata(GgufFile.open(path).metadata)
     ids = range(tokenizer.num_tokens)
     return np.array([0 if tokenizer.is_control(i) else len(tokenizer.token_bytes(i)) for i in ids], np.int64)

@@ -19,9 +19,9 @@ SERVER_KEYS = tuple(dict.fromkeys((*DEVICE_KEYS, *MEMORY_KEYS, "model_name", "ch
 SETTINGS = (
     ("max-tokens", int, "N", "longest answer, in tokens"),
     ("temperature", float, "X", "0 takes the likeliest token every time"),
-    ("top-p", float, "X", "the likeliest tokens that have this share together"),
-    ("top-k", int, "N", "the likeliest tokens, so many"),
-    ("min-p", float, "X", "tokens at least so likely, relative to the likeliest"),
+    ("top-p", float, "X", "draw from the likeliest tokens that have this probability together"),
+    ("top-k", int, "N", "draw from this many of the likeliest tokens"),
+    ("min-p", float, "X", "draw from tokens with at least this share of the likeliest one's probability"),
     ("seed", int, "N", "the same seed gives the same answers"),
 )
 VISIBLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
@@ -30,10 +30,10 @@ HELP = """\
 /undo          forget the last question and its answer
 /clear         forget everything but the system message
 /system TEXT   set the system message (without TEXT: remove it) and forget everything else
-/stats         what the last answer cost
+/stats         tokens and times of the last answer
 /quit          leave (as do Ctrl-D, and Ctrl-C twice)
 A line that ends with \\ goes on in the next one. A question that begins with / begins with //.
-Ctrl-C stops an answer; what is there of it stays."""
+Ctrl-C stops an answer; the text so far is kept."""
 
 
 def add_command(commands: Any) -> None:
@@ -75,7 +75,7 @@ def run(namespace: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _server(namespace: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
-    """(URL, API key) of the server that was named, or of one around the model file."""
+    """(URL, API key) of the server given by --url, or of a new one for the model file."""
     if namespace.url is not None:
         if hasattr(namespace, "model"):
             raise ConfigError("either a MODEL or --url can be given, not both")
@@ -101,14 +101,14 @@ class Chat:
         self._last: Reply | None = None
 
     def answer_once(self, question: str) -> None:
-        """One question, one answer. HeadraceError, or KeyboardInterrupt, when it fails."""
+        """Asks one question and prints the answer. HeadraceError or KeyboardInterrupt if that fails."""
         if not question.strip():
             raise ConfigError("no question came on standard input")
         self._conversation.ask(question.rstrip("\n"))
         self._stream()
 
     def talk(self) -> None:
-        """Until the person leaves."""
+        """Reads questions and commands until the user leaves."""
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - input() then edits lines and remembers them
         print(f"Talking to {self._runner.run(self._client.connect())}. /help lists the commands.")
@@ -130,14 +130,14 @@ class Chat:
                 print("\n(Ctrl-C once more leaves)")
 
     def _read(self) -> str:
-        """One line, with those that follow a backslash."""
+        """One line, and further ones after a backslash at its end."""
         line = input("> ")
         while line.endswith("\\"):
             line = line[:-1] + "\n" + input(". ")
         return line
 
     def _do(self, line: str) -> bool:
-        """A command or a question; False: leave."""
+        """Obeys a command or asks a question; False: leave."""
         if not line.startswith("/") or line.startswith("//"):
             self._conversation.ask(line.removeprefix("/") if line.startswith("//") else line)
             self._answer()
@@ -168,14 +168,14 @@ class Chat:
         return True
 
     def _answer(self) -> None:
-        """Streams; what goes wrong with one answer is said, and does not end the conversation."""
+        """Streams an answer. An error is printed and does not end the conversation."""
         try:
             self._stream()
         except HeadraceError as error:
             print(f"headrace: {error}", file=sys.stderr)
 
     def _stream(self) -> None:
-        """Answers the open question. Whatever happens, the conversation keeps what came of it."""
+        """Answers the open question. Also after an error or Ctrl-C, the conversation keeps the text so far."""
         from svc.cli.client import Reply
 
         self._last = reply = Reply()
@@ -188,13 +188,13 @@ class Chat:
 
 
 def _show(text: str) -> None:
-    """What a model writes must not steer the terminal."""
+    """Prints text with its control characters replaced: a model must not steer the terminal."""
     sys.stdout.write(text.translate(VISIBLE) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def describe(reply: "Reply | None") -> str:
-    """One line: what an answer cost."""
+    """Tokens and times of an answer, in one line."""
     if reply is None:
         return "(nothing was asked yet)"
     facts = []

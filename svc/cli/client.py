@@ -14,16 +14,16 @@ from svc.cli.conversation import Message
 from svc.errors import HeadraceError
 
 CONNECT_S = 10.0
-LONGEST_ERROR = 500  # characters of a body that is no JSON
+LONGEST_ERROR = 500  # characters of an error body that is not JSON
 
 
 class ChatError(HeadraceError):
-    """The server cannot be reached or does not do what was asked; one sentence."""
+    """The server cannot be reached or refuses the request; one sentence."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """An answer as far as it has come, also when it was cut off. Times in seconds; counts are None where the server has none."""
+    """An answer as far as it has arrived, complete or cut off. Times in seconds; counts are None if the server sent none."""
 
     parts: list[str] = field(default_factory=list)
     first_s: float | None = None  # from asking to the first text
@@ -39,7 +39,7 @@ class Reply:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of generation: after the first token."""
+        """Speed of generation, without the first token."""
         if self.completion_tokens is None or self.completion_tokens < 2 or self.first_s is None or self.total_s <= self.first_s:
             return None
         return (self.completion_tokens - 1) / (self.total_s - self.first_s)
@@ -66,7 +66,7 @@ class ChatClient:
         await self._session.close()
 
     async def connect(self) -> str:
-        """The model's name, from the server unless one was given. ChatError when nobody is there."""
+        """The model's name, from the server unless one was given. ChatError if the server cannot be reached."""
         if self._model is None:
             try:
                 async with self._session.get(f"{self._url}/v1/models") as response:
@@ -82,7 +82,7 @@ class ChatClient:
     async def ask(
         self, messages: Sequence[Message], settings: Mapping[str, Any], reply: Reply, on_text: Callable[[str], None]
     ) -> None:
-        """Streams an answer into `reply` and, part by part, to `on_text`. Cancelling it cancels the answer. ChatError."""
+        """Streams an answer into `reply` and, part by part, to `on_text`. Cancelling the call cancels the answer. ChatError."""
         body = {
             "model": await self.connect(),
             "messages": [message._asdict() for message in messages],
@@ -101,7 +101,7 @@ class ChatClient:
                         reply.first_s = reply.total_s if reply.first_s is None else reply.first_s
                         reply.parts.append(text)
                         on_text(text)
-                        await asyncio.sleep(0)  # so that Ctrl-C ends it here, even if the whole answer has arrived already
+                        await asyncio.sleep(0)  # lets Ctrl-C end the answer here, even if all of it has arrived already
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ChatError(f"the connection to {self._url} failed: {_reason(error)}") from None
         if reply.finish_reason is None:
@@ -121,11 +121,11 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
                 try:
                     yield msgspec.json.decode(data, type=dict[str, Any])
                 except msgspec.DecodeError:
-                    raise ChatError("the server sent an event that is no JSON object") from None
+                    raise ChatError("the server sent an event that is not a JSON object") from None
 
 
 def _take(event: dict[str, Any], reply: Reply) -> str:
-    """Books an event; the text in it. ChatError when it is an error."""
+    """Adds an event to `reply` and returns its text. ChatError if it is an error event."""
     if error := event.get("error"):
         raise ChatError(_message(error))
     if usage := event.get("usage"):

@@ -1,4 +1,4 @@
-"""What has been said: the messages of a chat, and what a person may do to them. No I/O."""
+"""The messages of a chat, and the edits a person can make. No I/O."""
 
 from typing import Literal, NamedTuple
 
@@ -9,19 +9,19 @@ class Message(NamedTuple):
 
 
 class Conversation:
-    """Turns of a question and its answer, after an optional system message."""
+    """Pairs of question and answer, after an optional system message."""
 
     def __init__(self, system: str = "") -> None:
         self.system = system  # empty: none
         self._turns: list[tuple[str, str | None]] = []  # the answer is None while it is awaited
 
     def __len__(self) -> int:
-        """Turns."""
+        """Number of turns."""
         return len(self._turns)
 
     @property
     def messages(self) -> list[Message]:
-        """In the order the model sees them."""
+        """All messages, in the order that the model gets them."""
         found = [Message("system", self.system)] if self.system else []
         for question, answer in self._turns:
             found.append(Message("user", question))
@@ -34,23 +34,23 @@ class Conversation:
         self._turns.append((question, None))
 
     def answer(self, text: str) -> None:
-        """The open question's answer, complete or cut off. An empty one takes the question back: as if it had not been asked."""
+        """Stores the answer to the open question, complete or cut off. An empty answer removes the question."""
         question, answer = self._turns.pop()
         assert answer is None, "no question is open"
         if text:
             self._turns.append((question, text))
 
     def reopen(self) -> bool:
-        """The last answer is forgotten and awaited anew; False when there is none."""
+        """Drops the last answer, so that its question is open again; False if there is none."""
         if not self._turns:
             return False
         self._turns[-1] = self._turns[-1][0], None
         return True
 
     def undo(self) -> bool:
-        """The last turn is forgotten; False when there is none."""
+        """Drops the last turn; False if there is none."""
         return bool(self._turns and self._turns.pop())
 
     def clear(self) -> None:
-        """All turns are forgotten; the system message stays."""
+        """Drops all turns; the system message stays."""
         self._turns.clear()

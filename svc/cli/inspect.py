@@ -1,4 +1,4 @@
-"""`headrace inspect MODEL`: what a model file is, what a token and a snapshot cost, and what the budgets hold."""
+"""`headrace inspect MODEL`: contents of a model file, memory of a token and of a snapshot, capacity of the budgets."""
 
 import argparse
 from importlib.util import find_spec
@@ -18,12 +18,12 @@ from svc.model.model_config import ModelConfig
 if TYPE_CHECKING:
     from svc.compute.cuda.ops import CudaOps
 
-DEVICE_KEYS = ("device", "exact", "max_step_tokens")  # of those, what a plan for a GPU's memory depends on
+DEVICE_KEYS = ("device", "exact", "max_step_tokens")  # those that a plan for a GPU's memory depends on
 CHAT_TEMPLATE_KEY = "tokenizer.chat_template"
 
 
 class FileReport(msgspec.Struct, frozen=True):
-    """The file as such. `quant_types` maps a type's name to its share of the tensors' bytes, largest first."""
+    """The file. `quant_types` maps a type's name to its share of the tensors' bytes, largest first."""
 
     path: str
     num_files: int
@@ -36,7 +36,7 @@ class FileReport(msgspec.Struct, frozen=True):
 
 
 class ModelReport(msgspec.Struct, frozen=True):
-    """Sizes of the network. Numbers of parts that it lacks are 0."""
+    """Sizes of the network; 0 for parts that it does not have."""
 
     name: str
     architecture: str
@@ -61,11 +61,11 @@ class ModelReport(msgspec.Struct, frozen=True):
     trained_context_tokens: int
     rope_scaling: str  # "none", "linear" or "yarn"
     rope_scale: float
-    full_context_tokens: int  # what the rope scaling stretches the trained context to
+    full_context_tokens: int  # the trained context, stretched by the rope scaling
 
 
 class MemoryReport(msgspec.Struct, frozen=True):
-    """What the caches cost and what the budgets hold, for the settings given."""
+    """Sizes of the caches under the given settings."""
 
     kv_type: str
     kv_bytes_per_token: int
@@ -78,7 +78,7 @@ class MemoryReport(msgspec.Struct, frozen=True):
     kv_tokens: int
     snapshot_bytes: int
     num_snapshots: int
-    host_kv_bytes: int  # of the machine's memory, beside a device with its own
+    host_kv_bytes: int  # of the machine's memory, beside a GPU
     num_host_pages: int
     host_snapshot_bytes: int
     num_host_snapshots: int
@@ -87,7 +87,7 @@ class MemoryReport(msgspec.Struct, frozen=True):
 
 
 class GpuReport(msgspec.Struct, frozen=True):
-    """The GPU that would compute, and what it has for caches: 95 % of what is free, without the weights and the steps' memory."""
+    """The GPU that would compute. For caches: 95 % of its free memory, less the weights and the steps' memory."""
 
     name: str
     total_bytes: int
@@ -100,16 +100,16 @@ class Report(msgspec.Struct, frozen=True):
     file: FileReport
     model: ModelReport
     memory: MemoryReport
-    gpu: GpuReport | None  # None: the budgets are of the machine's memory
-    remarks: list[str]  # what the server would warn about
+    gpu: GpuReport | None  # None: the caches are in the machine's memory
+    remarks: list[str]  # the server's warnings
 
 
 def add_command(commands: Any) -> None:
     """`commands` is argparse's sub-parser action, which has no public type."""
     parser = commands.add_parser(
         "inspect",
-        help="say what a model file is and what fits into memory",
-        description="Say what a GGUF file is, what one token and one snapshot cost, and what the memory budgets hold.",
+        help="describe a model file and what fits into memory",
+        description="Describe a GGUF file, the memory of one token and of one snapshot, and the capacity of the memory budgets.",
         allow_abbrev=False,
     )
     add_options(parser, DEVICE_KEYS + MEMORY_KEYS + METADATA_KEYS)
@@ -125,18 +125,17 @@ def run(namespace: argparse.Namespace) -> int:
 
 
 def find_gpu(config: Config) -> "CudaOps | None":
-    """What would compute, if that is a GPU. BackendUnavailableError where one is asked for by name and missing."""
+    """The GPU that would compute; None for another backend. BackendUnavailableError if `device` names a GPU that is missing."""
     if config.device in ("cpu", "reference") or (config.device == "auto" and not find_spec("cupy")):
         return None
     from svc.log import configure_logging
-    from svc.model_loading import choose_gpu  # slow to import: only where there may be a GPU
+    from svc.model_loading import choose_gpu  # slow to import: only if there may be a GPU
 
     return cast("CudaOps | None", choose_gpu(config, configure_logging("warning", "console")))
 
 
 def inspect_model(config: Config, available_bytes: int, gpu: "CudaOps | None" = None) -> Report:
-    """Reads the file's header; no weight is touched. `available_bytes` of the machine are what an automatic budget is a share of,
-    where no GPU computes.
+    """Reads the file's header and no weight. Without a GPU, automatic budgets are shares of `available_bytes`.
 
     Raises ModelFileError, ConfigError and MemoryBudgetError.
     """
@@ -226,7 +225,7 @@ def _memory_report(plan: MemoryPlan, context_tokens: int) -> MemoryReport:
 
 
 def render(report: Report) -> str:
-    """The report for a person: aligned lines, no colour."""
+    """The report for people: aligned lines."""
     file, memory = report.file, report.memory
     parts = f" in {file.num_files} files" if file.num_files > 1 else ""
     shares = ", ".join(f"{kind} {_percent(share)}" for kind, share in file.quant_types.items())
@@ -281,7 +280,7 @@ def _model_rows(model: ModelReport) -> list[tuple[str, str]]:
 
 def _host_tier(memory: MemoryReport) -> str:
     if not (memory.num_host_pages or memory.num_host_snapshots):
-        return "none: by itself only beside a GPU (host_kv_bytes, host_snapshot_bytes)"
+        return "none: automatic only beside a GPU (host_kv_bytes, host_snapshot_bytes)"
     tokens = memory.num_host_pages * memory.page_tokens
     pages = f"{_bytes(memory.host_kv_bytes)} for {memory.num_host_pages} pages = {tokens} tokens"
     return f"{pages}, {_bytes(memory.host_snapshot_bytes)} for {memory.num_host_snapshots} snapshots"
@@ -296,7 +295,7 @@ def _snapshot(report: Report) -> str:
 
 
 def _bytes(size: int) -> str:
-    """For reading: three digits and a binary unit."""
+    """A size for people: three digits and a binary unit."""
     for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= scale:
             return f"{size / scale:.{2 if size < 10 * scale else 1 if size < 100 * scale else 0}f} {unit}"

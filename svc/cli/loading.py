@@ -1,4 +1,4 @@
-"""A model and a device for commands that compute without a server: memory for exactly what they run, and no cache."""
+"""Loads a model for commands that compute without a server, with memory for exactly what they run."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from svc.machine import available_memory_bytes
 from svc.memory.auto_budget import weights_remark
 from svc.memory.plan import MemoryPlan
 
-if TYPE_CHECKING:  # slow to import: only when a model is really loaded
+if TYPE_CHECKING:  # slow to import: only when a model is loaded
     from svc.compute.model_file import OpenedModel
     from svc.compute.ops import Ops
     from svc.compute.runner import ModelRunner
@@ -19,7 +19,7 @@ DEVICE_KEYS = ("device", "threads", "activations", "exact", "kv_type", "page_tok
 
 
 def open_device(config: Config) -> "Ops":
-    """The device asked for. BackendUnavailableError."""
+    """The backend for `config.device`. BackendUnavailableError if it cannot run here."""
     from svc.log import configure_logging
     from svc.model_loading import choose_ops
 
@@ -37,10 +37,10 @@ def load_bare(
     quiet: bool = False,
     on_disk: bool = True,
 ) -> "ModelRunner":
-    """The opened model on a device, with so many slots, KV pages and snapshots.
+    """Loads the opened model with `num_rows` slots, `num_pages` KV pages and `num_snapshots` snapshots.
 
-    What the user should know goes to stderr, as does the progress (not with `quiet`). `on_disk`: the weights stand in a file and
-    not in memory already. ModelFileError; MemoryBudgetError where so much is not free.
+    Warnings and, unless `quiet`, progress go to stderr. `on_disk`: the weights are in a file, not in memory already.
+    ModelFileError; MemoryBudgetError if there is too little free memory.
     """
     from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner
     from svc.model.arch import load_model

@@ -1,4 +1,4 @@
-"""A server on a thread of this process, for a command that wants to talk to a model file as if it were a server."""
+"""A server on a thread of this process, for commands that talk to a model file over HTTP."""
 
 import asyncio
 import threading
@@ -13,9 +13,9 @@ PER_MILLE = 1000
 
 
 class LocalServer:
-    """A context manager: entering waits until the model is loaded (and raises what that raises), leaving ends the server.
+    """A context manager: entering waits until the model is loaded (and raises the errors of loading), leaving ends the server.
 
-    The event loop is the thread's own, so that the command may block, and Ctrl-C remains its business.
+    The server has an event loop of its own, so the command may block and handles Ctrl-C itself.
     """
 
     def __init__(self, config: Config) -> None:

@@ -35,9 +35,9 @@ METAVARS = {"size": "SIZE", "integer": "N", "number": "X", "text": "TEXT"}
 def add_options(
     parser: argparse.ArgumentParser, keys: Sequence[str] | None = None, *, short: Mapping[str, str] | None = None
 ) -> None:
-    """Adds MODEL, --config and a flag per option (all of them, or only `keys`). Nothing is converted here: `load` does.
+    """Adds MODEL, --config and a flag per option (all, or only `keys`). Values stay text until `load` converts them.
 
-    `short`: second names of flags, by key."""
+    `short`: further, short names of flags, by key."""
     parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=BY_KEY["model"].help.split(";")[0])
     parser.add_argument(
         "--config", metavar="FILE", help=f"TOML file of settings ({CONFIG_FILE_VARIABLE}); see ops/config/headrace.toml"
@@ -48,7 +48,7 @@ def add_options(
 
 
 def load(namespace: argparse.Namespace) -> Config:
-    """The merged configuration, with the bundled model where none is named; warnings go to stderr. Raises ConfigError."""
+    """The merged configuration, with the bundled model if none is named. Prints warnings to stderr. ConfigError."""
     given = {key: value for key, value in vars(namespace).items() if key in BY_KEY}
     loaded = load_config(file=namespace.config, flags=given)
     for warning in loaded.warnings:
@@ -59,7 +59,7 @@ def load(namespace: argparse.Namespace) -> Config:
 
 
 def _add_flag(parser: argparse.ArgumentParser, option: Option, short: str | None = None) -> None:
-    """A flag that leaves no trace when it is not given, so that file and environment show through."""
+    """Adds a flag without a default: if it is not given, file and environment decide."""
     default = f" (default: {option.default_text})" if option.default_text else ""
     text = (option.help + default).replace("%", "%%")
     if option.kind == "switch":

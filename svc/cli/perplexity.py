@@ -1,4 +1,4 @@
-"""`headrace perplexity MODEL FILE`: how well a model predicts a text, by llama-perplexity's method."""
+"""`headrace perplexity MODEL FILE`: a model's perplexity on a text, by llama-perplexity's method."""
 
 import argparse
 import sys
@@ -22,7 +22,7 @@ SMALLEST_CHUNK_TOKENS = 8
 
 class Report(msgspec.Struct, frozen=True):
     perplexity: float
-    error: float | None  # one standard error; None when a single token was scored
+    error: float | None  # one standard error; None if only one token was scored
     mean_nll: float
     num_tokens: int  # of the text
     num_scored: int
@@ -73,7 +73,7 @@ def run(namespace: argparse.Namespace) -> int:
         f"{report.num_scored} of {report.num_tokens} tokens scored in {report.num_chunks} chunks of {report.chunk_tokens}, "
         f"{report.num_sequences} at once on {report.device}: {report.seconds:.1f} s, {report.tokens_per_s:.1f} tokens/s"
     )
-    # The words of llama-perplexity, which scripts look for.
+    # In llama-perplexity's words, for scripts that look for them.
     print(f"Final estimate: PPL = {report.perplexity:.4f} +/- {report.error or np.inf:.5f}")
     return 0
 
@@ -86,7 +86,7 @@ def _check(namespace: argparse.Namespace) -> None:
 
 
 def read_text(name: str) -> str:
-    """The file's text without the end of its last line, as llama-perplexity reads it. ConfigError when it is no readable UTF-8."""
+    """The file's text without a newline at its end, as llama-perplexity reads it. ConfigError unless it is readable UTF-8."""
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         return data.decode("utf-8").removesuffix("\n")
@@ -97,7 +97,7 @@ def read_text(name: str) -> str:
 
 
 def measure(config: Config, text: str, chunk_tokens: int, num_sequences: int, *, quiet: bool = False) -> Report:
-    """Loads the model and scores the text. ConfigError when the text is shorter than a chunk."""
+    """Loads the model and scores the text. ConfigError if the text is shorter than one chunk."""
     from svc.compute.model_file import open_configured
     from svc.compute.perplexity import cut, estimate, score_chunks
     from svc.model_loading import model_name, read_tokenizer

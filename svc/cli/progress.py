@@ -1,4 +1,4 @@
-"""A line on stderr that says how far something is: drawn over and over on a terminal, now and then a whole line elsewhere."""
+"""A progress line on stderr: redrawn in place on a terminal, a whole line every LINE_EVERY_S seconds elsewhere."""
 
 import sys
 import time
@@ -8,11 +8,11 @@ from typing import TextIO
 
 REDRAW_S = 0.1
 LINE_EVERY_S = 10.0
-BAR_SNAPSHOTS = 24
+BAR_WIDTH = 24
 
 
 class ProgressLine:
-    """A context manager; `update` as often as you like. What is drawn on a terminal is wiped at the end."""
+    """A context manager. `update` may be called at any rate; the line on a terminal is wiped at the end."""
 
     def __init__(
         self,
@@ -40,14 +40,14 @@ class ProgressLine:
         self.wipe()
 
     def wipe(self) -> None:
-        """Takes away what is drawn on a terminal, before something else is printed there."""
+        """Removes the line from a terminal, before something else is printed there."""
         if self._drawn:
             self._stream.write("\r" + " " * self._drawn + "\r")
             self._stream.flush()
             self._drawn = 0
 
     def update(self, done: int, note: str = "") -> None:
-        """`done` units of `total` are done; `note` stands behind the estimate."""
+        """Shows that `done` of `total` units are done; `note` follows the estimate."""
         now = self._clock()
         if self._quiet or now - self._shown < (REDRAW_S if self._terminal else LINE_EVERY_S):
             return
@@ -61,16 +61,16 @@ class ProgressLine:
         self._stream.flush()
 
     def text(self, done: int, elapsed_s: float, note: str = "") -> str:
-        """The line: a bar, a percentage, what is left in time, and the note."""
+        """The line: a bar, a percentage, the time left, and the note."""
         share = min(done / self._total, 1.0)
-        filled = int(share * BAR_SNAPSHOTS)
+        filled = int(share * BAR_WIDTH)
         left = f", {duration(elapsed_s / share - elapsed_s)} left" if 0 < share < 1 else ""
         tail = f", {note}" if note else ""
-        return f"{self._label} [{'#' * filled}{'.' * (BAR_SNAPSHOTS - filled)}] {100 * share:3.0f} %{left}{tail}"
+        return f"{self._label} [{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {100 * share:3.0f} %{left}{tail}"
 
 
 def duration(seconds: float) -> str:
-    """For reading: "12 s", "3 min 05 s", "2 h 10 min"."""
+    """A duration for people: "12 s", "3 min 05 s", "2 h 10 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""What is measured: the rows of the table, from lists of sizes."""
+"""The cases to measure, one per row of the table, from lists of sizes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Case:
     prompt: int = 0  # tokens evaluated; 0: generation is measured
     generate: int = 0  # tokens of each sequence, one a step
     batch: int = 1
-    depth: int = 0  # tokens that stand before, evaluated beforehand
+    depth: int = 0  # tokens before, evaluated before the round
 
     @property
     def name(self) -> str:
@@ -24,12 +24,12 @@ class Case:
 
     @property
     def row_tokens(self) -> int:
-        """The longest that one of its sequences gets."""
+        """Length of its longest sequence."""
         return self.depth + max(self.prompt, 1) + self.generate + 1
 
 
 def numbers(flag: str, text: str, *, least: int = 0, most: int = MOST_TOKENS) -> list[int]:
-    """ "1,2,4" as rising numbers without repeats; ConfigError naming the flag."""
+    """Parses "1,2,4" into rising numbers without repeats; ConfigError naming the flag."""
     words = [word.strip() for word in text.split(",")]
     found = sorted({int(word) for word in words}) if all(word.isdecimal() and word.isascii() for word in words) else []
     if not found or found[0] < least or found[-1] > most:
@@ -44,8 +44,8 @@ def one_number(flag: str, text: str, *, least: int, most: int) -> int:
 
 
 def wanted_cases(prompts: list[int], generates: list[int], batches: list[int], depths: list[int]) -> Iterator[Case]:
-    """In the order of the table. Prompts and, where 1 is among the batches, single answers behind every depth; several at once
-    behind the smallest (usually 0). A size of 0 leaves its tests out."""
+    """The cases in the order of the table: prompts, and single answers if 1 is among the batches, at every depth; batches at the
+    smallest depth (usually 0). A size of 0 leaves its cases out."""
     for depth in depths:
         yield from (Case(prompt=prompt, depth=depth) for prompt in prompts if prompt)
         yield from (Case(generate=generate, depth=depth) for generate in generates if generate and 1 in batches)

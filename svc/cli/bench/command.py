@@ -1,4 +1,4 @@
-"""The flags of `headrace bench`, and the run from loading to the last file written."""
+"""The flags of `headrace bench`, and its run from loading to the last file written."""
 
 import argparse
 import os
@@ -24,7 +24,7 @@ STDOUT = "-"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the flags ask for. Files: None for not at all, STDOUT for the standard output."""
+    """The parsed flags. Files: None for none, STDOUT for the standard output."""
 
     cases: list[Case]
     num_rounds: int
@@ -35,7 +35,7 @@ class Wanted:
 
     @property
     def table(self) -> bool:
-        """Whether the standard output gets the table."""
+        """Whether the table is printed."""
         return STDOUT not in (self.json, self.markdown)
 
 
@@ -68,18 +68,18 @@ def add_command(commands: Any) -> None:
         "--depth",
         metavar="N,N",
         default="0,512,2048",
-        text="tokens that stand before the prompt or the answer of one sequence",
+        text="tokens before the prompt or the answer of a single sequence",
     )
     add("-r", "--repeat", metavar="N", default="5", text="counted rounds of each test")
     add("--random", metavar="SHAPE[:TYPE]", text="measure made-up weights instead of a file; --random list names shapes and types")
     add("--json", metavar="FILE", text="write the report as JSON; - is the standard output, instead of the table")
     add("--markdown", metavar="FILE", text="write the report as Markdown; - is the standard output, instead of the table")
-    add("--plot", metavar="FILE", text="draw the results: .svg, .png or .pdf; needs matplotlib (the extra headrace[bench])")
+    add("--plot", metavar="FILE", text="draw the results: .svg, .png or .pdf; needs matplotlib")
     parser.set_defaults(run=run)
 
 
 def run(namespace: argparse.Namespace) -> int:
-    # What follows loads numpy and the operations, which `headrace --help` does without.
+    # These import numpy and the backends, which `headrace --help` does without.
     from svc.cli.bench.measure import bench
     from svc.cli.bench.random_model import list_shapes
 
@@ -95,7 +95,7 @@ def run(namespace: argparse.Namespace) -> int:
 
 
 def write(report: Report, wanted: Wanted) -> None:
-    """What was asked for beside the table. ConfigError for a file that cannot be written after all."""
+    """Writes the report's files. ConfigError for a file that cannot be written after all."""
     try:
         if wanted.json is not None:
             _put(msgspec.json.format(msgspec.json.encode(report)).decode(), wanted.json)
@@ -115,7 +115,7 @@ def _put(text: str, name: str) -> None:
 
 
 def read_flags(namespace: argparse.Namespace) -> Wanted:
-    """ConfigError, one sentence, for what cannot be measured or written."""
+    """Parses the flags. ConfigError for cases that cannot be measured and files that cannot be written."""
     cases = list(
         wanted_cases(
             numbers("--prompt", namespace.prompt),
@@ -138,7 +138,7 @@ def read_flags(namespace: argparse.Namespace) -> Wanted:
 
 
 def check_target(flag: str, name: str | None) -> None:
-    """ConfigError where the file could not be written after minutes of measuring."""
+    """ConfigError if the file could not be written after minutes of measuring."""
     if name is None or name == STDOUT:
         return
     path, folder = Path(name), Path(name).absolute().parent

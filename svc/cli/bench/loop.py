@@ -1,4 +1,4 @@
-"""A scheduler over a device, stepped by hand: what a server computes for the same requests, without loop, threads and HTTP."""
+"""A scheduler and a device, stepped by hand: the work of a server for the same requests, without event loop, threads and HTTP."""
 
 import random
 import time
@@ -11,14 +11,14 @@ from svc.cli.bench.cases import Case
 if TYPE_CHECKING:
     from svc.compute.runner import ModelRunner
 
-SPARE_SNAPSHOTS = 8  # snapshots beside one per slot: the pasts of the depth sweep and what prompts capture on the way
+SPARE_SNAPSHOTS = 8  # beyond one per slot: for the pasts of the depth sweep, and for captures inside prompts
 
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Round:
-    """One measurement: tokens of all sequences together, in so many steps. `kernel_s`: what `kernel_clock` counted of it."""
+    """One measurement: tokens of all sequences together, and their steps. `kernel_s`: the part of `seconds` inside kernels."""
 
     tokens: int
     steps: int
@@ -49,7 +49,7 @@ class _Run:
 def slots(cases: list[Case], page_tokens: int) -> tuple[int, int, int]:
     """(slots, KV pages, snapshots) that the cases need."""
     num_rows = max(case.batch for case in cases)
-    # Twice: what an earlier round left in the cache is evicted only when somebody needs its pages.
+    # Twice: pages of an earlier round are evicted only when they are needed.
     num_pages = max(2 * case.batch * (-(-case.row_tokens // page_tokens) + 1) for case in cases)
     return num_rows, num_pages, num_rows + SPARE_SNAPSHOTS
 
@@ -70,7 +70,7 @@ class Loop:
         from svc.slots.scheduler import Scheduler
 
         self.runner = runner
-        self.kernel_clock: Clock = lambda: 0.0  # seconds that somebody has counted so far
+        self.kernel_clock: Clock = lambda: 0.0  # seconds inside kernels so far
         self._clock = clock
         self._vocab_size = vocab_size
         self._random = random.Random(0)
@@ -83,7 +83,7 @@ class Loop:
         self.runner.close()
 
     def measure(self, case: Case) -> Round:
-        """One round. The past is in the cache, one for all; everything else is new text, and no two sequences are alike."""
+        """One round. All sequences share the past, which is in the cache; the rest of each is new text."""
         past = self._pasts.setdefault(case.depth, self._text(case.depth))
         if past:
             self._run([past], 0)  # evaluates only what the cache has lost
@@ -98,7 +98,7 @@ class Loop:
         return tuple(self._random.choices(range(self._vocab_size), k=length))
 
     def _run(self, prompts: list[tuple[int, ...]], max_tokens: int) -> _Run:
-        """Steps until all have ended and their states are saved. Prompts must not need more rows than there are."""
+        """Steps until all sequences have ended and their states are saved. There must be a slot for each prompt."""
         from svc.slots.events import Finished, FinishReason, TokenEvent
         from svc.slots.request import Request, SamplingParams
 

@@ -1,4 +1,4 @@
-"""Loads a model and measures the tests one after the other."""
+"""Loads a model and measures the cases one after the other."""
 
 import os
 import sys
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from svc.compute.ops import Ops
 
 CALIBRATION_TOKENS = 16
-FURTHER_SEQUENCE = 0.25  # of the time of a step for one: enough for a forecast
-MOST_SHARE_TOKENS = 32  # generated in a round that looks for Python's share
+FURTHER_SEQUENCE = 0.25  # time of a further sequence in a step, as a share of the first one's: good enough for a forecast
+MOST_SHARE_TOKENS = 32  # generated in a round that measures Python's share
 
 
 @runtime_checkable
 class TimedOps(Protocol):
-    """A device that can tell the time inside its kernels."""
+    """A backend that can measure the time inside its kernels."""
 
     def timed(self) -> AbstractContextManager[Clock]: ...
 
 
 def bench(config: Config, cases: list[Case], num_rounds: int, random: str | None, table: Table | None) -> Report:
-    """Measures what fits the model's context. `random`: a shape instead of `config.model`. ConfigError when nothing fits."""
-    load = reports.load_average()  # before we are one of those who compute
+    """Measures the cases that fit the model's context. `random`: a shape instead of `config.model`. ConfigError if none fits."""
+    load = reports.load_average()  # before this process adds to it
     ops = open_device(config)
     opened = open_configured(config) if random is None else open_random(random, config, has_own_memory=ops.name == "cuda")
     fitting = [case for case in cases if case.row_tokens <= opened.context_tokens]
@@ -77,7 +77,7 @@ def load_loop(config: Config, opened: OpenedModel, ops: "Ops", cases: list[Case]
 
 
 def measured(loop: Loop, cases: list[Case], num_rounds: int, table: Table | None) -> Iterator[Result]:
-    """Each test after a round that is not counted, which fills whatever grows on demand; says on stderr how long it takes."""
+    """Measures each case after an uncounted round, which fills whatever grows on demand. Prints a forecast to stderr."""
     expected_s = forecast(loop, cases)
     total_s = sum(expected_s) * (num_rounds + 1)
     print(f"bench: about {duration(total_s)} for {len(cases)} tests", file=sys.stderr, flush=True)
@@ -97,7 +97,7 @@ def measured(loop: Loop, cases: list[Case], num_rounds: int, table: Table | None
 
 
 def forecast(loop: Loop, cases: list[Case]) -> list[float]:
-    """Seconds that a round of each will take, from two small tests (their second rounds: the first read weights in)."""
+    """Seconds that a round of each case will take, from second rounds of two small cases (the first ones read the weights)."""
     prompt = Case(prompt=min([CALIBRATION_TOKENS, *(case.prompt for case in cases if case.prompt)]))
     generate = Case(generate=min([CALIBRATION_TOKENS, *(case.generate for case in cases if case.generate)]))
     token_s, step_s = (
@@ -107,7 +107,7 @@ def forecast(loop: Loop, cases: list[Case]) -> list[float]:
 
 
 def host_shares(loop: Loop, ops: TimedOps, cases: list[Case], num_rounds: int) -> list[HostShare]:
-    """Python's share of the steps that generate, for the fewest and the most sequences. In rounds of its own: timing costs time."""
+    """Python's share of generating steps, for the smallest and the largest batch. In separate rounds, because timing costs time."""
     answers = [case for case in cases if case.generate]
     found = []
     for case in sorted({min(answers, key=_batch), max(answers, key=_batch)}, key=_batch) if answers else ():

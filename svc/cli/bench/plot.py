@@ -1,4 +1,4 @@
-"""The report as a picture: generation by number of sequences, and what a past costs. Drawn by matplotlib, an extra."""
+"""The report as a picture: generation by number of sequences, and the cost of a past. Drawn by matplotlib, an optional package."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -11,27 +11,27 @@ from svc.errors import ConfigError
 
 SUFFIXES = (".svg", ".png", ".pdf")
 PANEL_INCHES = (4.4, 3.6)
-CROWDED = 8  # times the smallest place that the largest is: beyond, places are spread by their logarithm
-MAIN_SHARE = 0.05  # of the bytes: types with less are not in the title
+CROWDED = 8  # ratio of the largest to the smallest x: above it, the axis is logarithmic
+MAIN_SHARE = 0.05  # of the bytes: types below it are not in the title
 COLOURS = ("#1f5f8b", "#c8553d", "#3d7a4a", "#7a5195")
 
-Curve = tuple[str, Sequence[tuple[int, Result]]]  # what it is of, and its points by x
+Curve = tuple[str, Sequence[tuple[int, Result]]]  # label, points by x
 Panel = tuple[str, str, Sequence[Curve]]  # title, x axis, curves
 
 
 def check_plot(path: Path) -> None:
-    """ConfigError where no picture could be drawn: to be asked before anything is measured."""
+    """ConfigError if no picture could be drawn. Called before anything is measured."""
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"--plot must name a file that ends with {', '.join(SUFFIXES)}, not {str(path)!r}")
     try:
         importlib.import_module("matplotlib")
     except ImportError:
-        raise ConfigError("--plot needs matplotlib, which is not installed: pip install 'headrace[bench]'") from None
+        raise ConfigError("--plot needs matplotlib, which is not installed: pip install matplotlib") from None
 
 
 def draw(report: Report, path: Path) -> None:
-    """A panel for each question that the results answer; medians with the extremes as bars."""
-    from matplotlib.figure import Figure  # no window system is asked for
+    """One panel per question that the results answer: medians, with the extremes as bars."""
+    from matplotlib.figure import Figure  # draws without a window system
 
     panels = [panel for panel in panels_of(report) if panel[2]] or [("nothing to draw", "", ())]
     columns = 2 if len(panels) == 4 else len(panels)
@@ -45,7 +45,7 @@ def draw(report: Report, path: Path) -> None:
 
 
 def panels_of(report: Report) -> list[Panel]:
-    """Those without points have no curves."""
+    """All panels; one without results has no curves."""
     prompts = [one for one in report.results if one.prompt_tokens]
     answers = [one for one in report.results if one.generated_tokens]
     least = min((one.depth_tokens for one in answers), default=0)
@@ -66,7 +66,7 @@ def title_of(report: Report) -> str:
 
 
 def _curves(results: Sequence[Result], x: Callable[[Result], int]) -> list[Curve]:
-    """One for each length."""
+    """One curve per length."""
     points: dict[str, list[tuple[int, Result]]] = {}
     for one in results:
         label = f"prompt {one.prompt_tokens}" if one.prompt_tokens else f"generate {one.generated_tokens}"
@@ -75,7 +75,7 @@ def _curves(results: Sequence[Result], x: Callable[[Result], int]) -> list[Curve
 
 
 def _by_length(prompts: Sequence[Result]) -> list[Curve]:
-    """One curve for each depth, where there are several lengths."""
+    """One curve per depth, if there are several lengths."""
     points: dict[str, list[tuple[int, Result]]] = {}
     for one in prompts:
         points.setdefault(f"behind {one.depth_tokens}", []).append((one.prompt_tokens, one))
@@ -83,7 +83,7 @@ def _by_length(prompts: Sequence[Result]) -> list[Curve]:
 
 
 def _long(curves: list[Curve]) -> list[Curve]:
-    """Without those of a single point."""
+    """The curves with more than one point."""
     return [curve for curve in curves if len(curve[1]) > 1]
 
 

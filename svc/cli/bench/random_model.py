@@ -15,9 +15,9 @@ def list_shapes() -> str:
 
 
 def open_random(wanted: str, config: Config, *, has_own_memory: bool) -> OpenedModel:
-    """`has_own_memory`: the device copies weights to itself; another computes with them where they stand.
+    """`has_own_memory`: the device copies the weights; other devices use them in place.
 
-    ConfigError for an unknown name, MemoryBudgetError where the weights would not fit into this machine.
+    ConfigError for an unknown name, MemoryBudgetError if the weights do not fit into this machine's memory.
     """
     name, _, types = wanted.partition(":")
     shape, types = SHAPES.get(name.lower()), types.upper() or MIX

@@ -1,31 +1,29 @@
-"""A model without a file: the tensors that its architecture asks for, with random weights in the types of a usual file.
+"""A model without a file: the tensors of an architecture with random weights, in the types of a usual file.
 
-Matrices of equal shape and type share their memory here, and the experts of a layer are one matrix over and over: 50 GB of weights
-take less than one. A GPU gets all of them all the same, each in a place of its own. A device that computes with weights where they
-stand would find the shared ones in its cache, so for that `apart` gives each tensor its own memory.
+Matrices of equal shape and type share their memory, and the experts of a layer are one matrix repeated: 50 GB of weights take less
+than 1 GB. A GPU gets a copy of each. A device that uses weights in place would find the shared ones in its cache, so `apart` gives
+each tensor memory of its own.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.ops import Ops
 from svc.gguf.gguf_file import GgufFile, GgufTensor
 from svc.gguf.quant import QUANT_TYPES, QuantType
 from svc.gguf.tensors import Shape, WeightSource, allowed_shapes
 from svc.model.arch import ARCHITECTURES
 from svc.model.arch.architecture import assemble
-from svc.model.layers.loading import WeightLoader
+from svc.model.layers.loading import NoStore, WeightLoader
 from svc.model.model_config import ModelConfig
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 MIX = "Q4_K_M"
-# The float16 scales of a block: offset -> multiple of the block's scale. What is subtracted brings the mean to 0.
+# The float16 scales of a block: offset -> multiple of the block's scale. Minima (a second scale) bring the mean to 0.
 HALVES: Mapping[str, Mapping[int, float]] = {
     "Q4_0": {0: 1.0},
     "Q4_K": {0: 1.0, 2: 7.5},
@@ -34,45 +32,33 @@ HALVES: Mapping[str, Mapping[int, float]] = {
     "IQ4_XS": {0: 1.0},
 }
 TYPES = (MIX, *HALVES, "Q8_0", "BF16", "F16", "F32")
-NARROW_TYPE = "Q8_0"  # where a row is no whole number of blocks of the type wanted
+NARROW_TYPE = "Q8_0"  # for rows that are not a whole number of blocks of the wanted type
 NARROWEST_TYPE = "F16"
-SAMPLE_BLOCKS = 256  # enough to know how large values of random bits are
-MOST_RANDOM_ROWS = 4096  # of a matrix; more (a vocabulary) repeat these
+SAMPLE_BLOCKS = 256  # enough to estimate the deviation of random bits
+MOST_RANDOM_ROWS = 4096  # of a matrix; further rows (of a vocabulary) repeat these
 
 
 def random_file(config: ModelConfig, types: str) -> GgufFile:
-    """A file of `config`'s tensors that is on no disk. `types`: one of TYPES, for all matrices but the float32 routers."""
+    """A GgufFile of `config`'s tensors, in memory only. `types`: one of TYPES, for all matrices but the float32 routers."""
     tensors: dict[str, GgufTensor] = {}
     metadata = {"general.architecture": config.architecture, "general.name": config.name}
     file = GgufFile((Path(f"{config.name}, random {types}"),), 3, metadata, tensors, ())
-    loader = WeightLoader(_Inventor(file, tensors, config, types), cast(Ops, _NoDevice()), read_in=False)
+    loader = WeightLoader(_Inventor(file, tensors, config, types), NoStore(), read_in=False)
     assemble(loader, config, ARCHITECTURES[config.architecture])
     file.file_bytes = sum(tensor.nbytes for tensor in tensors.values())
     return file
 
 
 def apart(file: GgufFile) -> GgufFile:
-    """The same with memory of its own for each tensor: `file_bytes` in all."""
+    """A copy with separate memory for each tensor: `file_bytes` in all."""
     copies = {name: GgufTensor(name, t.shape, t.type, np.array(t.data, order="C")) for name, t in file.tensors.items()}
     whole = GgufFile(file.paths, file.version, file.metadata, copies, ())
     whole.file_bytes = file.file_bytes
     return whole
 
 
-class _NoDevice:
-    """Stands where a room of operations does and keeps nothing."""
-
-    copies_weights = False
-
-    def weight(self, tensor: GgufTensor) -> None:
-        return None
-
-    def vector(self, values: Any) -> None:
-        return None
-
-
 class _Inventor(WeightSource):
-    """Has whatever is asked for, split into as many tensors as there may be, and a head of its own."""
+    """Makes each tensor when it is taken. The model has separate, not fused, tensors and an output head of its own."""
 
     def __init__(self, file: GgufFile, tensors: dict[str, GgufTensor], config: ModelConfig, types: str) -> None:
         super().__init__(file)
@@ -101,7 +87,7 @@ class _Inventor(WeightSource):
         return tensor
 
     def unused(self) -> list[str]:
-        """None: a tensor is made when it is asked for."""
+        """No tensor: each is made when it is taken."""
         return []
 
     def _parameters(self, name: str, shape: Shape) -> Bytes:
@@ -132,7 +118,7 @@ def matrix_type(name: str, columns: int, types: str, num_layers: int) -> str:
 
 
 def random_rows(random: np.random.Generator, quant: QuantType, rows: int, columns: int) -> Bytes:
-    """Packed rows [rows, bytes of a row] of weights that keep the size of what they are multiplied with: deviation columns^-1/2."""
+    """Packed rows [rows, bytes per row] with deviation columns^-1/2, so that products keep the size of their input."""
     deviation = columns**-0.5
     if quant.encode is not None:
         return quant.quantize(random.normal(0, deviation, (rows, columns)).astype(np.float32))

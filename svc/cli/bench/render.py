@@ -9,7 +9,7 @@ WIDTH = 12
 
 
 def header_lines(report: Report) -> list[str]:
-    """What was measured and on what, a line each; before the results, so `results` may be empty."""
+    """Model, device, machine and method, a line each. `report.results` may still be empty."""
     return [f"{name:<9}{text}" for name, text in _facts(report)]
 
 
@@ -18,19 +18,19 @@ def column_line(width: int) -> str:
 
 
 def result_line(result: Result, width: int) -> str:
-    """`width`: of the longest name."""
-    return result.test.ljust(width) + "".join(snapshot_id.rjust(WIDTH) for snapshot_id in _snapshots(result))
+    """`width`: of the longest test name."""
+    return result.test.ljust(width) + "".join(text.rjust(WIDTH) for text in _columns(result))
 
 
 def closing_lines(report: Report) -> list[str]:
-    """What is said behind the table."""
+    """The sentences under the table."""
     return [*map(_share_sentence, report.host_shares), *_left_out(report)]
 
 
 def markdown(report: Report) -> str:
     lines = [f"- {name}: {text}" for name, text in _facts(report)]
     lines += ["", f"| {' | '.join(COLUMNS)} |", "|---|" + "--:|" * (len(COLUMNS) - 1)]
-    lines += [f"| {result.test} | {' | '.join(_snapshots(result))} |" for result in report.results]
+    lines += [f"| {result.test} | {' | '.join(_columns(result))} |" for result in report.results]
     closing = closing_lines(report)
     return "\n".join([*lines, *([""] if closing else []), *(f"- {line}" for line in closing)])
 
@@ -78,12 +78,12 @@ def _left_out(report: Report) -> list[str]:
     return [f"Left out, as longer than the model's context: {', '.join(report.left_out)}."] if report.left_out else []
 
 
-def _snapshots(result: Result) -> list[str]:
+def _columns(result: Result) -> list[str]:
     return [number(value) for value in (result.median, result.smallest, result.largest, result.step_ms)]
 
 
 def number(value: float) -> str:
-    """Four digits or all before the point: "0.1234", "12.34", "12,345"."""
+    """At most three decimals, fewer for larger numbers: "0.123", "12.34", "123.4", "12,345"."""
     if value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.{3 if value < 1 else 2 if value < 100 else 1}f}"

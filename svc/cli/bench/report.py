@@ -1,4 +1,4 @@
-"""What a run of the benchmark says: the machine, the model, the setting, and a result for each test."""
+"""The report of a benchmark: machine, model, settings, and a result per test."""
 
 import math
 import os
@@ -22,17 +22,17 @@ CPUINFO = Path("/proc/cpuinfo")
 
 class Machine(msgspec.Struct, frozen=True):
     processor: str
-    num_cores: int  # that this process may use
-    load: float  # processes that wanted to run, average of the minute before; beside ours, figures are too low
+    num_cores: int  # available to this process
+    load: float  # runnable processes, average of the minute before the start; above 0, figures are too low
     device: str  # "cpu", "cuda", "reference"
-    device_name: str  # of the GPU; empty for a device that is the processor
-    level: str  # instruction set that the cpu device's kernels are built for; empty elsewhere
-    threads: int  # 0 where the device does not choose
+    device_name: str  # of the GPU; empty for other devices
+    level: str  # instruction set of the cpu device's kernels; empty for other devices
+    threads: int  # 0 if the device does not choose
     activations: str  # "float" or "int8"
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """`quant_types`: shares of the tensors' bytes. `num_active_parameters`: that a token is multiplied with."""
+    """`quant_types`: shares of the tensors' bytes. `num_active_parameters`: those that one token uses."""
 
     file: str
     name: str
@@ -44,12 +44,12 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 
 class CacheFacts(msgspec.Struct, frozen=True):
-    """What the tests of this run needed, in bytes."""
+    """Memory of the caches in this run."""
 
     kv_type: str
     kv_bytes: int
     kv_bytes_per_token: int
-    state_bytes: int  # live rows and snapshots
+    state_bytes: int  # state rows and snapshots
     state_bytes_per_sequence: int
 
 
@@ -69,7 +69,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class HostShare(msgspec.Struct, frozen=True):
-    """How much of a step passes outside of the kernels: in Python, for planning, metadata and bookkeeping."""
+    """Time of a step outside the kernels: Python's planning, metadata and bookkeeping."""
 
     test: str
     step_ms: float
@@ -88,7 +88,7 @@ class Report(msgspec.Struct, frozen=True):
     max_step_tokens: int
     num_rounds: int
     results: list[Result]
-    host_shares: list[HostShare]  # empty on a device that cannot tell
+    host_shares: list[HostShare]  # empty for a backend that cannot measure it
     left_out: list[str]  # tests that do not fit the model's context
 
 
@@ -100,7 +100,7 @@ def result(case: Case, rounds: list[Round]) -> Result:
 
 
 def host_share(case: Case, rounds: list[Round]) -> HostShare:
-    """Of the fastest round: what else runs on the machine shows in the others."""
+    """Of the fastest round, which other programs disturbed least."""
     best = min(rounds, key=lambda one: one.seconds)
     return HostShare(case.name, 1000 * best.seconds / best.steps, 1000 * (best.seconds - best.kernel_s) / best.steps)
 
@@ -118,7 +118,7 @@ def model_facts(file: "GgufFile", config: "ModelConfig") -> ModelFacts:
 
 
 def num_active(file: "GgufFile", config: "ModelConfig") -> int:
-    """Parameters that one token meets: of the experts its own, of a table of embeddings that is not the head too a row."""
+    """Parameters that one token uses: its experts only, and one row of an embedding table that is not the output head too."""
     count = 0
     for name, tensor in file.tensors.items():
         size = math.prod(tensor.shape)
@@ -131,7 +131,7 @@ def num_active(file: "GgufFile", config: "ModelConfig") -> int:
 
 
 def _is_mtp(name: str, config: "ModelConfig") -> bool:
-    """Layers that only guess at further tokens; they stand behind the trunk."""
+    """Whether the tensor belongs to a layer for multi-token prediction; those follow the trunk."""
     first, _, rest = name.partition(".")
     number = rest.partition(".")[0]
     return first == "blk" and number.isdecimal() and int(number) >= config.num_layers
@@ -148,12 +148,12 @@ def cache_facts(plan: "MemoryPlan") -> CacheFacts:
 
 
 def load_average() -> float:
-    """Of the last minute; 0 where the system does not say."""
+    """Average of the last minute; 0 if the system does not say."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
 def processor_name(cpuinfo: Path = CPUINFO) -> str:
-    """As the processor calls itself, or at least its kind."""
+    """The processor's own name, or at least its architecture."""
     try:
         for line in cpuinfo.read_text().splitlines():
             key, _, value = line.partition(":")

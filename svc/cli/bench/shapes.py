@@ -1,7 +1,7 @@
-"""Named sizes of models, to be measured with random weights where no file is at hand (`headrace bench --random`).
+"""Named model sizes, to be measured with random weights when there is no file (`headrace bench --random`).
 
-Names stand for published sizes (the text part; the layers of MTP heads are left out), but for the small ones, which nobody
-publishes: "1.8b-a0.4b" and "0.5b" suit a machine of few cores, "tiny" suits tests.
+Most are published models (text part only, without MTP layers). The small ones are made up: "1.8b-a0.4b" and "0.5b" suit a machine
+with few cores, "tiny" suits tests.
 """
 
 from svc.model.model_config import ModelConfig

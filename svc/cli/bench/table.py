@@ -1,14 +1,14 @@
-"""The table on a terminal, printed while it is measured: who interrupts a long run keeps what there is."""
+"""The table on standard output, printed row by row: an interrupted run leaves its results so far."""
 
 from svc.cli.bench.render import closing_lines, column_line, header_lines, result_line
 from svc.cli.bench.report import Report, Result
 
 
 class Table:
-    """Prints to the standard output, line by line."""
+    """Prints the report as it grows."""
 
     def __init__(self, names: list[str]) -> None:
-        """`names`: of the tests, for the width of the first column."""
+        """`names` of all tests, for the width of the first column."""
         self._width = max(map(len, names))
 
     def begin(self, report: Report) -> None:

@@ -25,6 +25,18 @@ class WeightStore(Protocol):
     def vector(self, values: NDArray[np.float32]) -> Vector: ...
 
 
+class NoStore:
+    """Keeps nothing: for loads that only look at the tensors."""
+
+    copies_weights = False
+
+    def weight(self, tensor: GgufTensor, progress: Callable[[int], None] | None = None) -> Weight:
+        return None
+
+    def vector(self, values: NDArray[np.float32]) -> Vector:
+        return None
+
+
 class WeightLoader:
     """One load of one file into one backend. Counts bytes for `progress`.
 
