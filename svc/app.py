@@ -247,6 +247,7 @@ def _service(config: Config, loaded: LoadedModel, engine: Engine, metrics: Metri
         max_body_bytes=body_limit(config.max_body_bytes, loaded.context_tokens),
         keep_alive_s=config.keep_alive_s,
         show_prompts=config.slots_prompt_text,
+        prefill_assistant=config.prefill_assistant,
     )
 
 

@@ -67,6 +67,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str | None,
         Meta(description="Jinja chat template to use instead of the one in the model file", examples=["/etc/headrace/chat.jinja"]),
     ] = None
+    prefill_assistant: Annotated[
+        bool,
+        Meta(description="continue the last message of a conversation that ends with the assistant's, as llama-server does"),
+    ] = False
     override_kv: Annotated[
         tuple[str, ...],
         Meta(

@@ -28,6 +28,7 @@ from svc.model.model_config import ModelConfig
 MAX_NAMED_TENSORS = 5  # in the warning about tensors that nothing reads
 MAX_NAMED_TOKENS = 10  # in the warning about control tokens of another type
 TEMPLATE_KEY = "tokenizer.chat_template"
+TOOL_TEMPLATE_KEY = "tokenizer.chat_template.tool_use"
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 
@@ -163,11 +164,15 @@ def _open_cuda(device: str, exact: bool, on_compile: Callable[[str], None] | Non
 
 
 def chat_template(config: Config, file: GgufFile, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The operator's template, else the file's, else None. The error for one that does not compile names its source: ConfigError
-    for the operator's, ModelFileError for the file's."""
+    """The operator's template, else the file's (with its template for tools), else None.
+
+    The error for one that does not compile names its source: ConfigError for the operator's, ModelFileError for the file's.
+    """
     if config.chat_template_file is None:
-        source = file.metadata.get(TEMPLATE_KEY)
-        return ChatTemplate(source, tokenizer) if isinstance(source, str) and source else None
+        source, tool_use = (file.metadata.get(key) for key in (TEMPLATE_KEY, TOOL_TEMPLATE_KEY))
+        if not isinstance(source, str) or not source:
+            return None
+        return ChatTemplate(source, tokenizer, tool_use=tool_use if isinstance(tool_use, str) else None)
     path = Path(config.chat_template_file)
     try:
         return ChatTemplate(path.read_text(encoding="utf-8"), tokenizer)

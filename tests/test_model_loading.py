@@ -77,6 +77,18 @@ def test_template_file_wins(tmp_path: Path, logger: Any) -> None:
         load(logger, chat_template_file=str(path))
 
 
+def test_the_template_for_tools(logger: Any) -> None:
+    """The file's own is used for conversations with tools, unless the operator gave a template."""
+    override_kv = ("tokenizer.chat_template.tool_use=str:with tools",)
+    template = load(logger, override_kv=override_kv).template
+    assert template is not None
+    assert (
+        template.render([{"role": "user", "content": "hi"}], tools=[{"type": "function"}], add_generation_prompt=True)
+        == "with tools"
+    )
+    assert "hi" in template.render([{"role": "user", "content": "hi"}], add_generation_prompt=True)
+
+
 def test_overrides_reach_every_reader(logger: Any, captured: LogCapture) -> None:
     """The tokenizer's special tokens, the chat template and the numbers of the network, from one changed metadata."""
     overrides = (

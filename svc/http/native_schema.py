@@ -102,6 +102,7 @@ class PropsOut(Struct):
     eos_token: str
     build_info: str
     is_sleeping: bool = False
+    chat_template_tool_use: str | UnsetType = UNSET
 
 
 class NextTokenOut(Struct):

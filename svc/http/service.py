@@ -75,6 +75,7 @@ class Service:
     max_body_bytes: int
     keep_alive_s: float = 5.0
     show_prompts: bool = False  # whether /slots may tell what people wrote
+    prefill_assistant: bool = False  # whether a final message of the assistant is continued without being asked for
 
     @property
     def vocabulary(self) -> Vocabulary:

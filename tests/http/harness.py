@@ -13,6 +13,7 @@ import structlog
 from svc.http.access import ApiKeys
 from svc.http.server import HttpServer
 from svc.http.service import Door, ModelInfo, Service
+from svc.http.text.chat_template import ChatTemplate
 from svc.metrics import Metrics
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_text import VOCAB_SIZE, byte_tokenizer, chatml
@@ -74,7 +75,7 @@ async def serving(
     *,
     keep_alive_s: float = 30.0,
     strict_name: bool = False,
-    template: bool = True,
+    template: bool | ChatTemplate = True,
     loaded: bool = True,
     max_body_bytes: int = 2**20,
     body_timeout_s: float = 60.0,
@@ -83,6 +84,7 @@ async def serving(
     keys: ApiKeys | None = None,
     cors_origins: Sequence[str] = (),
     show_prompts: bool = False,
+    prefill_assistant: bool = False,
     vocab_size: int = VOCAB_SIZE,
 ) -> AsyncIterator[Harness]:
     """`clock` is the door's, on which the fake engine's last progress is 0. `vocab_size` is the model's, padding included."""
@@ -102,7 +104,8 @@ async def serving(
         metrics.follow(engine.stats)
         service = service_of(engine, metrics, keep_alive_s, strict_name, template)
         model = replace(service.model, vocab_size=vocab_size)
-        door.open(replace(service, show_prompts=show_prompts, model=model, max_body_bytes=max_body_bytes))
+        settings = {"show_prompts": show_prompts, "prefill_assistant": prefill_assistant, "max_body_bytes": max_body_bytes}
+        door.open(replace(service, model=model, **settings))
     try:
         async with aiohttp.ClientSession(url) as client:
             yield Harness(engine, door, metrics, server, client, url, log)
@@ -111,12 +114,16 @@ async def serving(
 
 
 def service_of(
-    engine: FakeEngine, metrics: Metrics, keep_alive_s: float = 30.0, strict_name: bool = False, template: bool = True
+    engine: FakeEngine,
+    metrics: Metrics,
+    keep_alive_s: float = 30.0,
+    strict_name: bool = False,
+    template: bool | ChatTemplate = True,
 ) -> Service:
     return Service(
         engine=engine,
         tokenizer=TOKENIZER,
-        template=TEMPLATE if template else None,
+        template=(TEMPLATE if template else None) if isinstance(template, bool) else template,
         model=ModelInfo(MODEL, 1_700_000_000, VOCAB_SIZE, {"n_ctx_train": 4096}, strict_name, "/models/tiny.gguf"),
         fingerprint="headrace-test",
         metrics=metrics,

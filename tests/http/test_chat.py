@@ -336,6 +336,30 @@ async def test_timings_come_with_the_end() -> None:
     assert not any("timings" in chunk for chunk in plain[:-1])
 
 
+async def test_a_final_answer_is_continued_where_the_operator_wants_it() -> None:
+    """As llama-server does; a request that says otherwise, and a message that calls tools, are not continued."""
+    user, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    calling = answer | {"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]}
+    whole = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>assistant\n"
+    closed = whole.removesuffix("<|im_start|>assistant\n")
+    continued = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb"
+    bodies: list[tuple[dict[str, Any], str, str]] = [
+        ({"messages": [user, answer]}, whole, continued),
+        ({"messages": [user, answer], "add_generation_prompt": False}, closed, closed),
+        ({"messages": [user, answer], "add_generation_prompt": True}, whole, whole),
+        ({"messages": [user, answer], "continue_final_message": False}, whole, whole),
+        ({"messages": [user, answer], "continue_final_message": True}, continued, continued),
+        ({"messages": [user, calling]}, whole, whole),
+    ]
+    for prefill in (False, True):
+        async with serving(FakeEngine(saying("x")), prefill_assistant=prefill) as at:
+            for body, without, with_prefill in bodies:
+                expected = with_prefill if prefill else without
+                assert await at.post("/apply-template", body) == (200, {"prompt": expected})
+                assert (await at.post("/v1/chat/completions", body))[0] == 200
+                assert list(at.engine.sequences[-1].request.prompt) == ids(expected)
+
+
 async def test_what_clients_make_of_messages() -> None:
     """Content in parts, a developer for a system, a system message late in the list, an assistant without content: all in place."""
     messages = [

@@ -1,9 +1,10 @@
 """GET /props, GET /slots and GET /."""
 
+from svc.http.text.chat_template import ChatTemplate
 from svc.slots.events import FinishReason
 from tests.fakes.fake_engine import FakeEngine, saying
 from tests.fakes.fake_text import CHATML
-from tests.http.harness import MODEL, serving
+from tests.http.harness import MODEL, TOKENIZER, serving
 
 
 async def test_props() -> None:
@@ -34,6 +35,13 @@ async def test_props_without_a_template() -> None:
     async with serving(FakeEngine(), template=False) as at:
         _, answer = await at.get("/props")
     assert answer["chat_template"] == ""
+
+
+async def test_props_with_a_template_for_tools() -> None:
+    """Both templates are shown, under llama-server's names."""
+    async with serving(FakeEngine(), template=ChatTemplate("plain", TOKENIZER, tool_use="with tools")) as at:
+        _, answer = await at.get("/props")
+    assert (answer["chat_template"], answer["chat_template_tool_use"]) == ("plain", "with tools")
 
 
 async def test_slots_tell_counts_and_no_text() -> None:

@@ -25,6 +25,7 @@ from svc.http.schema import (
     ChatIn,
     ChatOut,
     DeltaOut,
+    JsonObject,
     MessageOut,
     decode,
 )
@@ -55,7 +56,7 @@ def _prepare(raw: bytearray, service: Service) -> tuple[GenerationOptions, Promp
     options = chat_options(body, service.vocabulary)
     limit = PromptLimit(service.engine.context_tokens, "messages")
     with blaming("messages"):
-        return options, _template(service).encode_chat(body.messages, limit=limit, **_rendering(body))
+        return options, _template(service).encode_chat(body.messages, limit=limit, **_rendering(body, service))
 
 
 async def apply_template(request: web.Request) -> web.Response:
@@ -67,7 +68,7 @@ async def apply_template(request: web.Request) -> web.Response:
 def _apply_template(raw: bytearray, service: Service) -> web.Response:
     body = decode(ApplyTemplateIn, raw)
     PromptLimit(service.engine.context_tokens, "messages").check(len(body.messages))
-    return json_response(ApplyTemplateOut(_template(service).render(body.messages, **_rendering(body))))
+    return json_response(ApplyTemplateOut(_template(service).render(body.messages, **_rendering(body, service))))
 
 
 def _template(service: Service) -> ChatTemplate:
@@ -76,15 +77,23 @@ def _template(service: Service) -> ChatTemplate:
     return service.template
 
 
-def _rendering(body: ChatIn | ApplyTemplateIn) -> dict[str, Any]:
-    """How the template is to be applied; a template that refuses the conversation is the client's error."""
-    continued = bool(body.continue_final_message)
+def _rendering(body: ChatIn | ApplyTemplateIn, service: Service) -> dict[str, Any]:
+    """How to apply the template; a template that refuses the conversation is the client's error."""
+    continued = body.continue_final_message
+    if continued is None:
+        implied = service.prefill_assistant and body.add_generation_prompt is None
+        continued = implied and _ends_with_an_answer(body.messages)
     return {
         "tools": None if body.tool_choice == "none" else body.tools,
         "add_generation_prompt": not continued if body.add_generation_prompt is None else body.add_generation_prompt,
         "continue_final_message": continued,
         "kwargs": template_variables(body),
     }
+
+
+def _ends_with_an_answer(messages: list[JsonObject]) -> bool:
+    final = messages[-1] if messages else {}
+    return final.get("role") == "assistant" and not final.get("tool_calls") and not final.get("function_call")
 
 
 class ChatDialect:

@@ -21,6 +21,7 @@ async def props(request: web.Request) -> web.Response:
     """`chat_template` is a string even where there is none: clients split it without asking."""
     service = request.app[DOOR].service
     tokenizer = service.tokenizer
+    tool_use = service.template.tool_use if service.template else None
     return json_response(
         PropsOut(
             default_generation_settings=_defaults(service),
@@ -32,6 +33,7 @@ async def props(request: web.Request) -> web.Response:
             bos_token=_spelled(tokenizer.bos_id, tokenizer),
             eos_token=_spelled(tokenizer.eos_id, tokenizer),
             build_info=service.fingerprint,
+            chat_template_tool_use=tool_use.source if tool_use else UNSET,
         )
     )
 
