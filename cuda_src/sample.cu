@@ -1,7 +1,7 @@
 // From rows of logits to tokens: the steps of svc/compute/sampling/chain.py in its order, with float32 exponentials and fixed-point
 // sums. n samples, V vocabulary.
 //
-//  sample_copy, sample_adjust  bias, penalties and bans, on a copy of the row (one row may have several samples)
+//  sample_copy, sample_adjust  a grammar's mask, bias, penalties and bans, on a copy of the row (one row may have several samples)
 //  sample_best                 the best of each part of a row, grid [parts, n]; a row alone would leave most of the GPU idle
 //  sample_choose               temperature, top-k, top-p, min-p and the draw, one block a sample
 //
@@ -14,21 +14,26 @@
 constexpr float LARGEST = 3.402823466e38f;
 
 // What is asked of a sample. `row`: of the logits, negative: padding, gives token 0. `adjusted`: row of the copies, or -1.
-// int4 (row, adjusted, top_k, position in `numbers`); numbers: TEMPERATURE .. UNIFORM of each.
+// int4 (row, adjusted, top_k, row of the masks or -1); numbers: TEMPERATURE .. UNIFORM of each.
 constexpr int NUMBERS = 7;
 enum { TEMPERATURE, TOP_P, MIN_P, UNIFORM, REPETITION, PRESENCE, FREQUENCY };
 // int4 of an adjustment: (token, sample, times counted by presence and frequency, flags).
 enum { REPEATED = 1, BANNED = 2 };
 
-// Grid [parts, n], samples without adjustments return.
+// Grid [parts, n], samples without adjustments return. masks [k][ceil(V / 32)]: bit i % 32 of word i / 32 is token i.
 extern "C" __global__ void __launch_bounds__(256)
-sample_copy(float* __restrict__ adjusted, const float* __restrict__ logits, const int4* __restrict__ samples, int V) {
+sample_copy(float* __restrict__ adjusted, const float* __restrict__ logits, const u32* __restrict__ masks,
+            const int4* __restrict__ samples, int V) {
   const int4 s = samples[blockIdx.y];
   if (s.x < 0 || s.y < 0) return;
-  for (i64 i = global_thread(); i < V; i += global_threads()) adjusted[(i64)s.y * V + i] = logits[(i64)s.x * V + i];
+  const u32* mask = s.w < 0 ? nullptr : masks + (i64)s.w * ((V + 31) / 32);
+  for (i64 i = global_thread(); i < V; i += global_threads()) {
+    const bool allowed = !mask || mask[i / 32] >> (i % 32) & 1u;
+    adjusted[(i64)s.y * V + i] = allowed ? logits[(i64)s.x * V + i] : -INFINITY;
+  }
 }
 
-// One thread an adjustment; no two of a sample have the same token. Rounded once.
+// One thread an adjustment; no two of a sample have the same token. Rounded once. What the mask took out stays out.
 extern "C" __global__ void __launch_bounds__(256)
 sample_adjust(float* __restrict__ adjusted, const int4* __restrict__ samples, const double* __restrict__ numbers,
               const int4* __restrict__ adjustments, const double* __restrict__ bias, int num_adjustments, int V) {
@@ -37,6 +42,7 @@ sample_adjust(float* __restrict__ adjusted, const int4* __restrict__ samples, co
     const int4 s = samples[a.y];
     const double* number = numbers + (i64)a.y * NUMBERS;
     float* logit = adjusted + (i64)s.y * V + a.x;
+    if (*logit == -INFINITY) continue;
     double value = (double)*logit + bias[i];
     if (a.w & REPEATED) value = value > 0 ? value / number[REPETITION] : value * number[REPETITION];
     if (a.z) value -= number[PRESENCE] + number[FREQUENCY] * a.z;
@@ -114,7 +120,7 @@ sample_choose(int* __restrict__ tokens, const float* __restrict__ logits, const 
     u64 rank = 0;
     for (int i = threadIdx.x; i < num_parts; i += blockDim.x) rank = max(rank, best[(i64)blockIdx.x * num_parts + i]);
     rank = block_max_u64(rank, scratch.parts);
-    if ((u32)(rank >> 32) == NOT_FINITE) token = -1;
+    if ((u32)(rank >> 32) == NOT_FINITE || ranked_value(rank) == -INFINITY) token = -1;
     else if (number[TEMPERATURE] == 0) token = ranked_id(rank);
     else {
       const float* row = s.y < 0 ? logits + (i64)s.x * V : adjusted + (i64)s.y * V;

@@ -24,7 +24,7 @@ writes a place that an unfinished move reads or writes before that move is over 
 brings to the device is read by no step planned before it was over: that is the affair of `memory/` and `slots`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -99,6 +99,11 @@ class Score:
     target: int
 
 
+TokenMask = Callable[[], NDArray[np.uint32]]
+"""Bit i % 32 of word i // 32 says whether token i is allowed; [ceil(V / 32)]. Called on the compute thread, once the forward of the
+step is on its way, so that the mask is made while the device works; it may be called again, with the same outcome."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """Sample one token from the hidden row standing in `row`.
@@ -113,6 +118,7 @@ class Sample:
     banned: tuple[int, ...] = ()  # token ids that must not be sampled here (ignore_eos, min_tokens)
     history: History | None = None  # given exactly where params.has_penalties
     stops: frozenset[int] = frozenset()  # ids that end the answer: a chunk with this token pending is skipped
+    mask: TokenMask | None = None  # a grammar's: no other token may come, not even if bans leave none
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,8 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One sampled token. `token` is -1 when the logits were not finite (the request fails, its state is never published).
+    """One sampled token. `token` is -1 when the logits were not finite, or no token is allowed (the request fails, its state is
+    never published).
 
     Log probabilities are those of the model's own distribution (temperature 1, before any filter).
     """

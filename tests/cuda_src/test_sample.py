@@ -29,7 +29,7 @@ def some_logits(seed: int, rows: int, vocabulary: int, spread: float = 3.0) -> n
 
 def on_device(device: Device, logits: np.ndarray, wanted: list[Sample]) -> list[int]:
     rows = [sample.row for sample in wanted]
-    plan, vocabulary = plan_samples(wanted, rows), logits.shape[1]
+    plan, vocabulary = plan_samples(wanted, rows, logits.shape[1]), logits.shape[1]
     tokens, source = device.empty((len(wanted),), np.int32), device.from_host(logits)
     sample_tokens(
         device,
@@ -38,16 +38,17 @@ def on_device(device: Device, logits: np.ndarray, wanted: list[Sample]) -> list[
         device.from_host(plan.samples),
         device.from_host(plan.numbers),
         device.empty((len(wanted), num_parts(vocabulary)), np.uint64),
+        adjusted=device.empty((plan.num_adjusted, vocabulary), np.float32) if plan.num_adjusted else None,
         adjustments=device.from_host(plan.adjustments),
         bias=device.from_host(plan.bias),
-        adjusted=device.empty((plan.num_adjusted, vocabulary), np.float32),
+        masks=device.from_host(plan.masks),
     )
     np.testing.assert_array_equal(device.to_host(source), logits)  # bit for bit: log probabilities come later
     return device.to_host(tokens).tolist()
 
 
 def by_chain(logits: np.ndarray, wanted: list[Sample]) -> list[int]:
-    return [chain.sample(logits[s.row], s.params, s.banned, s.choice, s.position, s.history).token for s in wanted]
+    return [sampled.token for sampled in chain.sample_rows(logits, [s.row for s in wanted], wanted)]
 
 
 def check(device: Device, logits: np.ndarray, wanted: list[Sample]) -> None:
@@ -119,7 +120,7 @@ def test_first_and_last_draw(plain: Device) -> None:
     """u = 0 gives the first token kept, u next to 1 the last, however the sum of all is rounded."""
     logits = some_logits(1, 16, 7, spread=0.3)
     rows = [*range(16)] * 2
-    plan = plan_samples(draws(SamplingParams(), 32, 1), rows)
+    plan = plan_samples(draws(SamplingParams(), 32, 1), rows, 7)
     plan.samples[::3, 2] = 4  # top_k
     plan.numbers[:16, 3], plan.numbers[16:, 3] = 0.0, np.nextafter(1.0, 0.0)
     tokens, best = plain.empty((32,), np.int32), plain.empty((32, 1), np.uint64)
@@ -188,7 +189,7 @@ def test_padding(plain: Device) -> None:
     """A negative row of logits is not looked at, and its token is 0."""
     logits = some_logits(3, 1, 257)
     wanted = draws(FILTERS[3], 1, 1)
-    plan = plan_samples([wanted[0], replace(wanted[0], banned=(1,)), wanted[0]], [-1, -1, 0])
+    plan = plan_samples([wanted[0], replace(wanted[0], banned=(1,)), wanted[0]], [-1, -1, 0], 257)
     tokens = plain.empty((3,), np.int32)
     sample_tokens(
         plain,

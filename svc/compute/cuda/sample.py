@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from svc.compute.backend import History, Sample
 from svc.compute.cuda.device import Device, DeviceArray, Stream
+from svc.compute.sampling.masks import Words, bans_beside
 from svc.compute.sampling.params import SamplingParams
 from svc.compute.sampling.randomness import uniform
 
@@ -28,48 +29,59 @@ LOWEST_TEMPERATURE = 1.2e-38  # the smallest float32 that no device takes for ze
 
 @dataclass(frozen=True, slots=True)
 class SamplePlan:
-    """n samples, m adjustments of single logits, `num_adjusted` samples that have any."""
+    """n samples, m adjustments of single logits, k masks, `num_adjusted` samples that have any of these."""
 
-    samples: Int32  # [n, 4]: row of the logits (negative: padding), row of the adjusted copies or -1, top_k, 0
+    samples: Int32  # [n, 4]: row of the logits (negative: padding), row of the adjusted copies or -1, top_k, row of the masks or -1
     numbers: Float64  # [n, 7]: temperature, top_p, min_p, uniform, repetition, presence and frequency penalty
     adjustments: Int32  # [m, 4]: token, sample, times counted, flags
     bias: Float64  # [m]
+    masks: Words  # [k, ceil(V / 32)]
     num_adjusted: int
 
 
-def plan_samples(samples: Sequence[Sample], rows: Sequence[int]) -> SamplePlan:
+def plan_samples(samples: Sequence[Sample], rows: Sequence[int], vocabulary: int) -> SamplePlan:
     """`rows[i]`: the row of the logits that sample i draws from."""
     assert len(samples) == len(rows)
     integers, numbers = np.zeros((len(samples), 4), np.int32), np.zeros((len(samples), NUM_NUMBERS), np.float64)
     adjustments: list[Int32] = []
     bias: list[Float64] = []
+    masks: list[Words] = []
+    num_adjusted = 0
     for index, (wanted, row) in enumerate(zip(samples, rows, strict=True)):
-        params = wanted.params
-        integers[index] = row, -1, params.top_k, 0
-        temperature = max(params.temperature, LOWEST_TEMPERATURE) if params.temperature else 0.0
-        drawn = uniform(params.seed, wanted.choice, wanted.position) if temperature else 0.0
-        penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
-        numbers[index] = temperature, params.top_p, params.min_p, drawn, *penalties
-        changed, gains = _adjustments(index, wanted)
-        if len(changed):
-            integers[index, 1] = len(adjustments)
-            adjustments.append(changed)
-            bias.append(gains)
+        mask = wanted.mask() if wanted.mask else None
+        changed, gains = _adjustments(index, wanted, bans_beside(wanted.banned, mask))
+        is_adjusted = mask is not None or len(changed) > 0
+        integers[index] = row, num_adjusted if is_adjusted else -1, wanted.params.top_k, len(masks) if mask is not None else -1
+        numbers[index] = _numbers(wanted)
+        adjustments.append(changed)
+        bias.append(gains)
+        masks += [mask] if mask is not None else []
+        num_adjusted += is_adjusted
     return SamplePlan(
         integers,
         numbers,
         np.concatenate([np.zeros((0, 4), np.int32), *adjustments]),
         np.concatenate([np.zeros(0), *bias]),
-        len(adjustments),
+        np.stack(masks) if masks else np.zeros((0, num_mask_words(vocabulary)), np.uint32),
+        num_adjusted,
     )
 
 
-def _adjustments(index: int, wanted: Sample) -> tuple[Int32, Float64]:
+def _numbers(wanted: Sample) -> tuple[float, ...]:
+    """In sample.cu's order."""
+    params = wanted.params
+    temperature = max(params.temperature, LOWEST_TEMPERATURE) if params.temperature else 0.0
+    drawn = uniform(params.seed, wanted.choice, wanted.position) if temperature else 0.0
+    penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
+    return temperature, params.top_p, params.min_p, drawn, *penalties
+
+
+def _adjustments(index: int, wanted: Sample, bans: tuple[int, ...]) -> tuple[Int32, Float64]:
     """Every token whose logit changes, once: [m, 4] and what it gains [m]."""
     params = wanted.params
     repeated, counted, times = _past(params, wanted.history)
     biased = np.array([token for token, _ in params.logit_bias], np.int32)
-    banned = np.array(wanted.banned, np.int32)
+    banned = np.array(bans, np.int32)
     tokens = np.unique(np.concatenate([repeated, counted, biased, banned]))
     entries, gains = np.zeros((len(tokens), 4), np.int32), np.zeros(len(tokens))
     entries[:, 0], entries[:, 1] = tokens, index
@@ -93,6 +105,10 @@ def _past(params: SamplingParams, history: History | None) -> tuple[Int32, Int32
     return repeated, counted, times
 
 
+def num_mask_words(vocabulary: int) -> int:
+    return -(-vocabulary // 32)
+
+
 def num_parts(vocabulary: int) -> int:
     """Columns of the `best` workspace of `sample_tokens`."""
     return -(-vocabulary // PART_LOGITS)
@@ -106,15 +122,16 @@ def sample_tokens(
     numbers: DeviceArray,
     best: DeviceArray,
     *,
+    adjusted: DeviceArray | None = None,
     adjustments: DeviceArray | None = None,
     bias: DeviceArray | None = None,
-    adjusted: DeviceArray | None = None,
+    masks: DeviceArray | None = None,
     stream: Stream | None = None,
 ) -> None:
-    """tokens[i] [n] int32 drawn from logits [m, V] float32 (unchanged); -1 where a logit is not finite, 0 for padding.
+    """tokens[i] [n] int32 drawn from logits [m, V] float32 (unchanged). -1: a logit is not finite, or none is left; 0 for padding.
 
-    samples, numbers, adjustments, bias as in `SamplePlan`; workspaces: best [n, num_parts(V)] uint64, adjusted [a, V] float32. The
-    last three are given when a sample has adjustments.
+    samples, numbers, adjustments, bias, masks as in `SamplePlan`. Workspaces: best [n, num_parts(V)] uint64, and adjusted [a, V]
+    float32 if any sample has adjustments or a mask.
     """
     count, vocabulary = samples.shape[0], logits.shape[1]
     parts = num_parts(vocabulary)
@@ -124,16 +141,15 @@ def sample_tokens(
     if not count:
         return
     module = device.module("sample")
-    if adjustments is not None and adjustments.shape[0]:
-        assert bias is not None
-        assert adjusted is not None
+    if adjusted is not None:
         assert adjusted.shape[1] == vocabulary
-        device.launch(
-            module.kernel("sample_copy"), (parts, count), (THREADS,), (adjusted, logits, samples, vocabulary), stream=stream
-        )
-        args = (adjusted, samples, numbers, adjustments, bias, adjustments.shape[0], vocabulary)
-        grid = -(-adjustments.shape[0] // THREADS)
-        device.launch(module.kernel("sample_adjust"), (grid,), (THREADS,), args, stream=stream)
+        assert masks is None or masks.shape[1] == num_mask_words(vocabulary)
+        copied = (adjusted, logits, masks, samples, vocabulary)
+        device.launch(module.kernel("sample_copy"), (parts, count), (THREADS,), copied, stream=stream)
+        if adjustments is not None and adjustments.shape[0]:
+            args = (adjusted, samples, numbers, adjustments, bias, adjustments.shape[0], vocabulary)
+            grid = -(-adjustments.shape[0] // THREADS)
+            device.launch(module.kernel("sample_adjust"), (grid,), (THREADS,), args, stream=stream)
     device.launch(
         module.kernel("sample_best"), (parts, count), (THREADS,), (best, logits, adjusted, samples, vocabulary), stream=stream
     )

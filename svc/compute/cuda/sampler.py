@@ -9,7 +9,7 @@ from svc.compute.backend import Sample, Sampled
 from svc.compute.cuda.device import Device, DeviceArray, Event
 from svc.compute.cuda.packed_upload import PackedUpload, aligned_words
 from svc.compute.cuda.pending import note_pending
-from svc.compute.cuda.sample import logprobs, num_parts, plan_samples, sample_tokens
+from svc.compute.cuda.sample import logprobs, num_mask_words, num_parts, plan_samples, sample_tokens
 
 MOST_SAMPLES = 64  # of one launch; more are taken in parts
 MOST_TOP = 20  # best tokens reported beside each, as the API allows
@@ -26,7 +26,7 @@ class DeviceSampler:
         self._device = device
         sizes = [
             *(4 * MOST_SAMPLES, 14 * MOST_SAMPLES, MOST_SAMPLES, MOST_SAMPLES, 4 * MOST_ADJUSTMENTS, 2 * MOST_ADJUSTMENTS),
-            *(MOST_SAMPLES, MOST_SAMPLES + 1, MOST_STOPS),
+            *(MOST_SAMPLES, MOST_SAMPLES + 1, MOST_STOPS, MOST_SAMPLES * num_mask_words(vocabulary)),
         ]
         self._packed = PackedUpload(device, sum(aligned_words(size) for size in sizes))
         self.latest = device.empty((num_rows,), np.int32)  # the token sampled last for a row, -1 where the answer ends with it
@@ -38,7 +38,8 @@ class DeviceSampler:
 
     @staticmethod
     def device_bytes(vocabulary: int, num_rows: int) -> int:
-        words = MOST_SAMPLES * (WORDS_PER_SAMPLE + WORDS_PER_RESULT + vocabulary) + WORDS_PER_ADJUSTMENT * MOST_ADJUSTMENTS
+        per_sample = WORDS_PER_SAMPLE + WORDS_PER_RESULT + vocabulary + num_mask_words(vocabulary)
+        words = MOST_SAMPLES * per_sample + WORDS_PER_ADJUSTMENT * MOST_ADJUSTMENTS
         return 4 * (words + MOST_STOPS + num_rows) + 8 * MOST_SAMPLES * num_parts(vocabulary) + (1 << 16)
 
     def sample(self, logits: DeviceArray, rows: Sequence[int], samples: Sequence[Sample]) -> Callable[[], list[Sampled]] | None:
@@ -60,7 +61,7 @@ class DeviceSampler:
             self._device.copy_in(self.latest.rows(wanted.row, wanted.row + 1), np.array([token], np.int32))
 
     def _part(self, logits: DeviceArray, rows: Sequence[int], samples: Sequence[Sample]) -> Callable[[], list[Sampled]] | None:
-        plan, counts = plan_samples(samples, rows), [sample.params.num_logprobs or 0 for sample in samples]
+        plan, counts = plan_samples(samples, rows, logits.shape[1]), [sample.params.num_logprobs or 0 for sample in samples]
         stops = [np.array(sorted(sample.stops), np.int32) for sample in samples]
         if len(plan.adjustments) > MOST_ADJUSTMENTS or max(counts) > MOST_TOP or sum(map(len, stops)) > MOST_STOPS:
             return None
@@ -72,6 +73,7 @@ class DeviceSampler:
             "counts": np.array(counts, np.int32),
             "adjustments": plan.adjustments,
             "bias": plan.bias,
+            "masks": plan.masks,
             "live rows": np.array([s.row if last_of[s.row] == index else -1 for index, s in enumerate(samples)], np.int32),
             "cu_stops": np.cumsum([0, *map(len, stops)]).astype(np.int32),
             "stops": np.concatenate(stops),
@@ -80,7 +82,7 @@ class DeviceSampler:
         tokens, values, ids, tops = self._result_arrays(count)
         sample_tokens(
             self._device, tokens, logits, there["samples"], there["numbers"], self._best.view((count, num_parts(vocabulary))),
-            adjustments=there["adjustments"], bias=there["bias"],
+            adjustments=there["adjustments"], bias=there["bias"], masks=there["masks"],
             adjusted=self._adjusted.view((plan.num_adjusted, vocabulary)) if plan.num_adjusted else None,
         )  # fmt: skip
         note_pending(self._device, self.latest, tokens, there["live rows"], there["stops"], there["cu_stops"])

@@ -4,6 +4,7 @@ The steps, in this order; each is skipped where its field says so.
 
 | | field | does |
 |---|---|---|
+| 0 | grammar | takes out all tokens that a grammar does not allow |
 | 1 | `logit_bias` | adds to the logits of single tokens |
 | 2 | `repetition_penalty` | divides (above 0) or multiplies the logits of tokens among the last `repeat_last_n`, prompt included |
 | 3 | `presence_penalty`, `frequency_penalty` | subtract once, and once per occurrence, from tokens of the answer |
@@ -29,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.backend import History, Sample, Sampled
+from svc.compute.sampling.masks import Words, bans_beside, unpacked
 from svc.compute.sampling.params import SamplingParams
 from svc.compute.sampling.penalties import add_bias, penalize
 from svc.compute.sampling.randomness import uniform
@@ -44,14 +46,16 @@ def sample(
     choice: int,
     position: int,
     history: History | None = None,
+    mask: Words | None = None,
 ) -> Sampled:
-    """Chooses a token from `logits` [V] (not changed).
+    """Chooses a token from `logits` [V] (not changed), of those in `mask` if there is one.
 
-    Logits that are not all finite give token -1. At least one token must not be banned; penalties need a `history`.
+    Logits that are not all finite, and a mask without a token, give token -1. At least one token must not be banned; if bans leave
+    none of the mask they do not count. Penalties need a `history`.
     """
-    if not is_finite(logits):
+    if not is_finite(logits) or (mask is not None and not mask.any()):
         return Sampled(token=-1)
-    allowed = _allowed(logits, params, banned, history)
+    allowed = _allowed(logits, params, bans_beside(banned, mask), history, mask)
     if params.temperature == 0:
         token = int(np.argmax(allowed))  # the first of equals, so the lowest id
     else:
@@ -64,20 +68,22 @@ def sample(
 def sample_rows(logits: NDArray[np.float32], rows: Sequence[int], samples: Sequence[Sample]) -> list[Sampled]:
     """samples[i] from logits[rows[i]]; logits [n, V]."""
     return [
-        sample(logits[row], each.params, each.banned, each.choice, each.position, each.history)
+        sample(logits[row], each.params, each.banned, each.choice, each.position, each.history, each.mask() if each.mask else None)
         for row, each in zip(rows, samples, strict=True)
     ]
 
 
 def _allowed(
-    logits: NDArray[np.float32], params: SamplingParams, banned: tuple[int, ...], history: History | None
+    logits: NDArray[np.float32], params: SamplingParams, banned: tuple[int, ...], history: History | None, mask: Words | None
 ) -> NDArray[np.floating]:
-    """Steps 1 to 4. `logits` itself where there is nothing to do, as nearly always."""
+    """Steps 0 to 4. `logits` itself where there is nothing to do, as nearly always."""
     assert (history is not None) == params.has_penalties, "penalties need the tokens so far, and nothing else does"
     assert len(set(banned)) < len(logits), "every token is banned"
-    if not (params.logit_bias or history or banned):
+    if not (params.logit_bias or history or banned or mask is not None):
         return logits
     changed = logits.astype(np.float64)
+    if mask is not None:
+        changed[~unpacked(mask, len(logits))] = -np.inf
     add_bias(changed, params)
     if history is not None:
         penalize(changed, params, history)
