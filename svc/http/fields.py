@@ -14,7 +14,7 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1000
 MAX_STOP_TOKENS = 1024
 RANDOM_SEEDS = (-1, 2**32 - 1)
-DRAWN_SEED_BITS = 53  # answers name it, and clients that read all numbers as floats are to send back the same
+DRAWN_SEED_BITS = 53  # answers name the seed, and clients that read every number as a float must be able to send it back
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_BIAS_CHARS = 1000
@@ -126,7 +126,7 @@ def stop_token_ids(values: Sequence[float], vocab_size: int) -> frozenset[int]:
 def logit_bias(value: Any, tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[tuple[int, float], ...], frozenset[int]]:
     """(biases, tokens never to be sampled) of OpenAI's object {"id": bias} or llama-server's list [[id or text, bias or false]].
 
-    A text stands for each of its tokens. Biases of one token add up.
+    A text biases each of its tokens. Biases of one token add up.
     """
     biases: dict[int, float] = {}
     never: set[int] = set()

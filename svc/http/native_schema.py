@@ -1,4 +1,4 @@
-"""The answers of llama-server's own endpoints, with its names; what it says of features that do not exist here is left out."""
+"""The answers of llama-server's own endpoints, under its names, without its fields for features that do not exist here."""
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 

@@ -1,4 +1,4 @@
-"""What a client asks about an answer, checked: from a request body to `GenerationOptions`.
+"""The options of an answer, checked: from a request body to `GenerationOptions`.
 
 Every refusal names the field and the value (`fields.py` has the single checks).
 """
@@ -38,11 +38,11 @@ class GenerationOptions:
     """Everything about the answers of one HTTP request except their prompts."""
 
     params: SamplingParams
-    max_tokens: int | None  # None: as many as the context has room for
+    max_tokens: int | None  # None: until the context is full
     min_tokens: int = 0
     num_choices: int = 1
     stop: tuple[str, ...] = ()
-    stop_ids: frozenset[int] = frozenset()  # the model's own ends too, unless they are to be ignored
+    stop_ids: frozenset[int] = frozenset()  # with the model's own end tokens, unless `ignore_eos`
     banned: tuple[int, ...] = ()
     samplers: tuple[str, ...] = SAMPLERS  # those that run
     max_predict_s: float = 0.0  # end at a time limit once a line is complete; 0: none
@@ -67,7 +67,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What a field that is not sent means: the dialects differ."""
+    """The values of fields that are not sent; each API has its own."""
 
     temperature: float = 1.0
     top_k: int = 0

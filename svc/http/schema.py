@@ -97,7 +97,7 @@ class NativeIn(GenerationIn, kw_only=True):
 
 
 class ApplyTemplateIn(Struct, kw_only=True):
-    """POST /apply-template, as llama-server's: what of a chat request shapes its prompt."""
+    """POST /apply-template, as llama-server's: the fields of a chat request that shape its prompt."""
 
     messages: list[JsonObject]
     tools: list[JsonObject] | None = None
@@ -165,7 +165,7 @@ def _decoded(kind: Any, body: bytes | bytearray) -> Any:
 
 
 def _built(kind: Any, body: bytes | bytearray) -> Any:
-    """Without the garbage collector: nothing of it is garbage yet, but to see that would take longer than everything else."""
+    """Decodes without the garbage collector: nothing is garbage yet, and finding that out would take longer than decoding."""
     gc.disable()
     try:
         return msgspec.json.decode(body, type=kind)

@@ -1,4 +1,4 @@
-"""People's text must not become control tokens: a marker character keeps apart what would spell one.
+"""Keeps text written by people from becoming control tokens: a marker character breaks up whatever would spell one.
 
 The marker goes into every string of a request before rendering and comes out of the rendered text after it was cut at the control
 tokens. Limit: a template that writes the bars itself around a person's text (`<|` + name + `|>`) makes a control token of it.
@@ -33,7 +33,7 @@ class ControlGuard:
     """Breaks up whatever in a string spells a control token or could become part of one.
 
     Nearly all control tokens have a bar in them; a marker behind every bar keeps them apart even when a template glues, cuts or
-    replaces strings. The others are broken where they stand in full.
+    replaces strings. The others are broken only where a string spells them in full.
     """
 
     def __init__(self, control_tokens: Iterable[str]) -> None:

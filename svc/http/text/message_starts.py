@@ -72,7 +72,7 @@ def probe_headers(render: Render, tokenizer: Tokenizer) -> Headers:
 
 
 def _gaps(text: str, contents: tuple[str, ...], tokenizer: Tokenizer) -> list[list[Piece]]:
-    """The pieces before each of `contents`, and behind the last; empty when they are not all there in this order."""
+    """The pieces before each of `contents`, and behind the last; empty unless all of them occur in this order."""
     gaps: list[list[Piece]] = []
     start = 0
     for content in contents:

@@ -1,4 +1,4 @@
-"""How long a prompt may be: asked before each piece of work that a longer one would waste."""
+"""The longest prompt allowed, checked before each step of work on a prompt that may be too long."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class PromptLimit:
             )
 
     def extend(self, ids: list[int], parts: Iterable[list[int]]) -> None:
-        """Puts the parts behind `ids`; takes no more of them once they are too many."""
+        """Appends the parts to `ids`; stops with a RequestError once there are too many."""
         for part in parts:
             ids += part
             self.check(len(ids))
