@@ -33,6 +33,7 @@ from svc.model_loading import LoadedModel, Progress, load, model_name
 from svc.operator_signals import OperatorSignals
 from svc.slots.budget import ChunkBudget
 from svc.slots.engine import Engine
+from svc.slots.idle_check import IdleCheck
 from svc.slots.scheduler import Scheduler
 
 uvloop: ModuleType | None
@@ -197,7 +198,13 @@ def _engine(config: Config, loaded: LoadedModel, worker: ComputeWorker, metrics:
     def report(error: BaseException) -> None:
         logger.error("step_failed", exc_info=error)
 
-    return Engine(scheduler, worker, cache, on_finished=metrics.finished, on_error=report, probe=one_token())
+    def checked(error: Exception | None) -> None:
+        metrics.cache_checked(passed=error is None)
+        if error is not None:
+            logger.error("cache_check_failed", reason="a page or snapshot is not accounted for; restart soon", exc_info=error)
+
+    idle_check = IdleCheck(cache.check, checked, time.monotonic)
+    return Engine(scheduler, worker, cache, on_finished=metrics.finished, on_error=report, probe=one_token(), idle_check=idle_check)
 
 
 async def _warm_up(worker: ComputeWorker, loaded: LoadedModel) -> None:

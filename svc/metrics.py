@@ -56,6 +56,9 @@ class Metrics:
             registry=self.registry,
         )
         self._reprocessed = self._counter("reprocessed_tokens", "Prompt tokens evaluated, by reason", ("reason",))
+        self._checks = self._counter("cache_checks", "Integrity checks of the cache in idle moments, by result", ("result",))
+        for result in ("passed", "failed"):
+            self._checks.labels(result)  # both series from the start, so that the first failure is a change
         self._http = self._counter("http_requests", "HTTP requests answered; 499: the client left first", ("route", "status"))
 
     def _seconds(self, name: str, text: str) -> Histogram:
@@ -80,6 +83,10 @@ class Metrics:
         self._rewind.observe(max(0, cache.matched_tokens - cache.resumed_at))
         if cache.reason:  # it had a slot
             self._reprocessed.labels(cache.reason).inc(usage.prompt_tokens - usage.cached_tokens)
+
+    def cache_checked(self, *, passed: bool) -> None:
+        """Counts a run of the cache's integrity check."""
+        self._checks.labels("passed" if passed else "failed").inc()
 
     def http_request(self, route: str, status: int) -> None:
         """Counts a response. `route` is the pattern, never the path: labels must stay few."""

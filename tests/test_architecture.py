@@ -70,6 +70,7 @@ HOMES = {
     "asyncio": (
         "svc.http",
         "svc.slots.engine",
+        "svc.slots.idle_check",
         "svc.compute.worker",
         "svc.app",
         "svc.lifecycle",

@@ -19,6 +19,7 @@ from svc.errors import DrainingError
 from svc.memory.sequence_cache import SequenceCache
 from svc.slots.batch import StepPlan
 from svc.slots.events import CacheReport, Event, Finished, FinishReason, Timing, Usage
+from svc.slots.idle_check import IdleCheck
 from svc.slots.request import Request, Sequence
 from svc.slots.scheduler import Emitted, Scheduler
 from svc.slots.stats import EngineStats, SlotView
@@ -61,6 +62,7 @@ class Engine:
         on_finished: Callable[[Request, Finished], None] | None = None,
         on_error: Callable[[BaseException], None] | None = None,
         probe: StepBatch | None = None,
+        idle_check: IdleCheck | None = None,
     ) -> None:
         """`on_finished` is called once per request as it ends; `on_error` with each exception a step raised.
 
@@ -71,6 +73,7 @@ class Engine:
         self.on_finished = on_finished
         self.on_error = on_error
         self._probe = probe
+        self._idle_check = idle_check
         self._scheduler = scheduler
         self._worker = worker
         self._cache = cache
@@ -117,6 +120,8 @@ class Engine:
         stream = TokenStream(request.id, on_event, lambda: self._cancel(sequence))
         self._streams[sequence] = stream
         self._idle.clear()
+        if self._idle_check is not None:
+            self._idle_check.busy()
         self._wake.set()
         return stream
 
@@ -172,6 +177,8 @@ class Engine:
         assert self._scheduler.idle, "nothing planned although requests wait"
         self.last_progress_s = self._clock()
         self._idle.set()
+        if self._idle_check is not None:
+            self._idle_check.idle()
 
     def _fail(self, error: Exception) -> None:
         self.state = EngineState.FAILED
@@ -228,6 +235,8 @@ class Engine:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
             self._task = None
+        if self._idle_check is not None:
+            self._idle_check.busy()
 
     # -- views ------------------------------------------------------------------------------------------------------------------
     def stats(self) -> EngineStats:

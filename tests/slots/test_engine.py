@@ -14,6 +14,7 @@ from svc.memory.sequence_cache import SequenceCache
 from svc.slots.budget import ChunkBudget
 from svc.slots.engine import MAX_FAILED_STEPS, Engine, EngineState
 from svc.slots.events import Finished, FinishReason, TokenText
+from svc.slots.idle_check import IdleCheck
 from svc.slots.request import Request
 from svc.slots.scheduler import Scheduler
 from tests.fakes.event_reader import EventReader
@@ -63,7 +64,7 @@ class LoopStep:
 class Bench:
     """An engine over the fake device."""
 
-    def __init__(self, chunk: int = 32) -> None:
+    def __init__(self, chunk: int = 32, idle_check: IdleCheck | None = None) -> None:
         plan = MemoryPlan(layout(), num_pages=128, num_rows=4, num_snapshots=32)
         self.plan = plan
         self.cache = SequenceCache(plan)
@@ -79,6 +80,7 @@ class Bench:
             on_finished=lambda request, finished: self.ended.append((request, finished)),
             on_error=self.errors.append,
             probe=PROBE,
+            idle_check=idle_check,
         )
 
     def submit(self, length: int = 50, max_tokens: int = 5, seed: int = 0) -> EventReader:
@@ -108,6 +110,32 @@ async def test_streams_carry_their_own_answers() -> None:
     assert answers == [expected(40 + seed, seed=seed) for seed in range(7)]
     assert len(bench.ended) == 7
     await bench.settle()
+
+
+async def test_an_idle_engine_checks_its_cache() -> None:
+    """After the last answer, never beside one; the engine that stops leaves no timer behind."""
+    checked = asyncio.Event()
+
+    def check() -> None:
+        assert bench.engine.stats().num_running == 0
+        assert not bench.engine._streams
+        bench.cache.check()
+
+    def report(error: Exception | None) -> None:
+        assert error is None
+        checked.set()
+
+    idle_check = IdleCheck(check, report, lambda: 0.0, idle_s=0, every_s=0)
+    bench = Bench(idle_check=idle_check)
+    await bench.engine.start()
+    for seed in range(3):
+        checked.clear()
+        assert await bench.submit(seed=seed).tokens() == expected(seed=seed)
+        async with asyncio.timeout(60):
+            await checked.wait()
+    await bench.submit().tokens()
+    await bench.settle()
+    assert idle_check._timer is None
 
 
 @pytest.mark.parametrize("turns", range(0, 30, 2))
