@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 from msgspec import Raw
 
@@ -50,7 +50,8 @@ class TextDelta(NamedTuple):
     @property
     def content(self) -> str:
         """What the model says to the user."""
-        return "".join(part.text for part in self.parts if isinstance(part, ContentText))
+        texts = [part.text for part in self.parts if isinstance(part, ContentText)]
+        return texts[0] if len(texts) == 1 else "".join(texts)
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +63,9 @@ class AnswerBuffer:
     parts: list[Part] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
 
-    def add_token(self, event: TokenEvent) -> None:
+    def add(self, parts: Sequence[Part], event: TokenEvent) -> None:
+        """The answer's next token, and what its text made certain."""
+        self.parts += parts
         if self.keep_ids:
             self.token_ids.append(event.token)
         if self.logprobs is not None:
@@ -110,7 +113,6 @@ class Answer:
         self.num_tokens = 0  # those that wait in the buffer included
         self.finished: Finished | None = None
         self.error: Exception | None = None  # to be raised once the text before it has been dealt with
-        self.has_new_line = False
         self._text = text
         self._metrics = metrics
         self._on_news = on_news
@@ -136,27 +138,24 @@ class Answer:
         except Exception as error:  # a bug of ours in a parser must not reach the engine, and with it every other answer
             self.error = error
             return TokenText((), True)
-        return TokenText(parts, self._text.stop_hit is not None or self._must_end(parts, now))
+        return TokenText(parts, self._must_end(now))
 
     def on_event(self, event: Event) -> None:
         if isinstance(event, Finished):
             self._end(event)
         else:
-            assert isinstance(event.text, Sequence)
             self.num_tokens += 1
-            self.buffer.parts += event.text
-            self.buffer.add_token(event)
+            self.buffer.add(cast(Sequence[Part], event.text), event)
         self._on_news(self)
 
-    def _must_end(self, parts: Sequence[Part], now: float) -> bool:
-        """Whether the answer ends for a reason that is not in its text."""
-        self.has_new_line = self.has_new_line or has_new_line(parts)
-        if self._max_predict_s and self.has_new_line and self._first_token_s is not None:
+    def _must_end(self, now: float) -> bool:
+        """Whether the answer ends with the token that came last."""
+        if self._max_predict_s and self._text.has_new_line and self._first_token_s is not None:
             self._out_of_time = now - self._first_token_s > self._max_predict_s
         if self._max_unread_bytes is not None and self.buffer.num_bytes > self._max_unread_bytes:
             message = "The answer was cut off because too much of it waited to be read."
             self.error = ApiError(408, message, "invalid_request_error", code="slow_reader")
-        return self._out_of_time or self.error is not None
+        return self._text.stop_hit is not None or self._out_of_time or self.error is not None
 
     def _end(self, finished: Finished) -> None:
         self.finished = finished
@@ -166,12 +165,9 @@ class Answer:
             self.error = self.error or GenerationFailedError(finished.error or "unknown")
         if self.error is None:
             try:
-                rest = self._text.flush()
+                self.buffer.parts += self._text.flush()
             except Exception as error:
                 self.error = error
-            else:
-                self.has_new_line = self.has_new_line or has_new_line(rest)
-                self.buffer.parts += rest
 
     # -- called by the reader -----------------------------------------------------------------------------------------------------
     @property
@@ -187,6 +183,10 @@ class Answer:
         return "length" if self.stop_type == "limit" else "stop"
 
     @property
+    def has_new_line(self) -> bool:
+        return self._text.has_new_line
+
+    @property
     def stopping_word(self) -> str | None:
         """The stop string that ended the answer."""
         return self._text.stop_hit
@@ -198,7 +198,3 @@ class Answer:
         if self._text.stop_hit is not None:
             return "word"
         return "eos" if self.finished.reason is FinishReason.STOP and not self._out_of_time else "limit"
-
-
-def has_new_line(parts: Sequence[Part]) -> bool:
-    return any("\n" in part.text for part in parts if isinstance(part, ContentText))

@@ -71,7 +71,7 @@ class Generation:
             text=AnswerText(service.tokenizer, stop, min_tokens=options.min_tokens),
             buffer=self.new_buffer(),
             metrics=service.metrics,
-            on_news=self._on_news,
+            on_news=self.inbox.put if options.stream else self._on_news,
             arrival_s=self.arrival_s,
             max_predict_s=options.max_predict_s,
             max_unread_bytes=MAX_UNREAD_BYTES if options.stream else None,
@@ -94,8 +94,8 @@ class Generation:
         self.answers.append(answer)
 
     def _on_news(self, answer: Answer) -> None:
-        """Nobody reads an answer before its end unless it is streamed."""
-        if self.options.stream or answer.ended:
+        """Nobody reads an answer before its end, unless it is streamed."""
+        if answer.ended:
             self.inbox.put(answer)
 
     def _cancel(self) -> None:

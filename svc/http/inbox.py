@@ -18,12 +18,14 @@ class Inbox:
 
     def put(self, answer: Answer) -> None:
         self._answers[answer.index] = answer
-        self.wake()
+        if self._waiter is not None:
+            self.wake()
 
     def wake(self) -> None:
         """Lets the reader look around, whether there are news or not."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     async def wait(self) -> None:
         """Until there are news or somebody calls `wake`."""
@@ -37,6 +39,5 @@ class Inbox:
 
     def take(self) -> list[Answer]:
         """The answers with news; may be none."""
-        answers = list(self._answers.values())
-        self._answers.clear()
-        return answers
+        answers, self._answers = self._answers, {}
+        return list(answers.values())

@@ -20,10 +20,10 @@ class Dialect(Protocol):
     def whole(self) -> object:
         """The complete answer as a JSON value, once all answers have ended well."""
 
-    def news(self, answer: Answer) -> Iterable[bytes]:
+    def news(self, answer: Answer) -> bytes:
         """The stream events for what is new of an answer; may be none while its text is held back. Nothing waits after its end."""
 
-    def last_events(self) -> Iterable[bytes]:
+    def last_events(self) -> bytes:
         """Those that follow when all answers have ended well."""
 
 
@@ -72,9 +72,9 @@ async def _send_news(events: EventStream, generation: Generation, dialect: Diale
         answers = generation.inbox.take()
         ended = [answer for answer in answers if answer.ended]  # later ones have news that are not in `data`
         num_open -= len(ended)
-        data = b"".join(written for answer in answers for written in dialect.news(answer))
+        data = b"".join([dialect.news(answer) for answer in answers])
         if not num_open and all(answer.error is None for answer in ended):
-            return await events.close(data + b"".join(dialect.last_events()))
+            return await events.close(data + dialect.last_events())
         if data:
             await events.write(data)
         elif events.ping_is_due:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from svc.http.answer import MAX_UNREAD_BYTES
+from svc.http.answer import MAX_UNREAD_BYTES, Answer
 from svc.http.inbox import Inbox
 from svc.http.text.answer_text import AnswerText
 from svc.slots.events import FinishReason, TokenEvent
@@ -117,19 +117,18 @@ async def test_one_task_per_request(n: int, stream: bool) -> None:
 
 async def test_whole_answers_wake_their_reader_at_their_end_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is read from an answer that nobody reads before its end."""
-    wakes = 0
-    wake = Inbox.wake
+    woken: list[int] = []
+    put = Inbox.put
 
-    def counted(self: Inbox) -> None:
-        nonlocal wakes
-        wakes += 1
-        wake(self)
+    def noted(self: Inbox, answer: Answer) -> None:
+        woken.append(answer.index)
+        put(self, answer)
 
-    monkeypatch.setattr(Inbox, "wake", counted)
+    monkeypatch.setattr(Inbox, "put", noted)
     async with serving(FakeEngine(saying("many words"))) as at:
         _, whole = await at.post("/v1/completions", {**PATHS["/v1/completions"], "n": 2})
     assert [choice["text"] for choice in whole["choices"]] == ["many words"] * 2
-    assert wakes == 2
+    assert sorted(woken) == [0, 1]
 
 
 @pytest.mark.parametrize("path", PATHS)

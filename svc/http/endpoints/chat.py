@@ -1,7 +1,6 @@
 """POST /v1/chat/completions."""
 
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 from aiohttp import web
@@ -131,15 +130,15 @@ class ChatDialect:
         )
 
     # -- stream -----------------------------------------------------------------------------------------------------------------
-    def news(self, answer: Answer) -> Iterator[bytes]:
+    def news(self, answer: Answer) -> bytes:
         index, reason = answer.index, answer.finish_reason
+        events = b""
         if index not in self._texts:
-            yield event(self._opening(answer))
+            events = event(self._opening(answer))
             self._texts[index] = EventTemplate(self._chunk(ChatChunkChoiceOut(index, DeltaOut(content=HOLE))))
         if answer.buffer.parts or (reason and not self._plain):
-            yield self._text(index, answer.buffer.take())
-        if reason:
-            yield event(self._end(answer))
+            events += self._text(index, answer.buffer.take())
+        return events + event(self._end(answer)) if reason else events
 
     def _opening(self, answer: Answer) -> ChatChunkOut:
         chunk = self._chunk(ChatChunkChoiceOut(answer.index, DeltaOut(role="assistant", content="")))
@@ -160,14 +159,14 @@ class ChatDialect:
         chunk.timings = timings_of(answer.finished)
         return chunk
 
-    def last_events(self) -> Iterator[bytes]:
-        if self._options.include_usage or self._options.cache_report:
-            chunk = self._chunk()
-            chunk.usage = self._generation.usage() if self._options.include_usage else UNSET
-            chunk.timings = self._generation.timings()
-            chunk.headrace = self._generation.report() or UNSET
-            yield event(chunk)
-        yield DONE
+    def last_events(self) -> bytes:
+        if not (self._options.include_usage or self._options.cache_report):
+            return DONE
+        chunk = self._chunk()
+        chunk.usage = self._generation.usage() if self._options.include_usage else UNSET
+        chunk.timings = self._generation.timings()
+        chunk.headrace = self._generation.report() or UNSET
+        return event(chunk) + DONE
 
     def _chunk(self, *choices: ChatChunkChoiceOut) -> ChatChunkOut:
         return ChatChunkOut(

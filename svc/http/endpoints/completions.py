@@ -1,7 +1,6 @@
 """POST /v1/completions."""
 
 import uuid
-from collections.abc import Iterator
 
 from aiohttp import web
 from msgspec import UNSET, UnsetType
@@ -80,28 +79,27 @@ class CompletionDialect:
         return whole
 
     # -- stream -----------------------------------------------------------------------------------------------------------------
-    def news(self, answer: Answer) -> Iterator[bytes]:
+    def news(self, answer: Answer) -> bytes:
         index, begun = answer.index, answer.index in self._texts
         if not (answer.buffer.parts or answer.finish_reason or (self._echo and not begun)):
-            return
+            return b""
         if not begun:
             self._texts[index] = EventTemplate(self._chunk(CompletionChoiceOut(index, HOLE)))
         if begun and self._plain and not answer.finish_reason:
-            yield self._texts[index].fill(answer.buffer.take().content)
-            return
+            return self._texts[index].fill(answer.buffer.take().content)
         chunk = self._chunk(self._choice(answer, first=not begun))
         if answer.finish_reason and answer.finished:
             chunk.timings = timings_of(answer.finished)
-        yield event(chunk)
+        return event(chunk)
 
-    def last_events(self) -> Iterator[bytes]:
-        if self._options.include_usage or self._options.cache_report:
-            chunk = self._chunk()
-            chunk.usage = self._generation.usage() if self._options.include_usage else UNSET
-            chunk.timings = self._generation.timings()
-            chunk.headrace = self._generation.report() or UNSET
-            yield event(chunk)
-        yield DONE
+    def last_events(self) -> bytes:
+        if not (self._options.include_usage or self._options.cache_report):
+            return DONE
+        chunk = self._chunk()
+        chunk.usage = self._generation.usage() if self._options.include_usage else UNSET
+        chunk.timings = self._generation.timings()
+        chunk.headrace = self._generation.report() or UNSET
+        return event(chunk) + DONE
 
     # -- both -------------------------------------------------------------------------------------------------------------------
     def _choice(self, answer: Answer, *, first: bool) -> CompletionChoiceOut:

@@ -1,7 +1,7 @@
 """POST /completion as llama-server has it. Its answers have no [DONE], and tell all about one answer in one object."""
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -90,12 +90,10 @@ class NativeDialect:
         return answers if len(answers) > 1 else answers[0]
 
     # -- stream -----------------------------------------------------------------------------------------------------------------
-    def news(self, answer: Answer) -> Iterator[bytes]:
+    def news(self, answer: Answer) -> bytes:
         buffer, reason = answer.buffer, answer.finish_reason
-        if buffer.parts or (reason and buffer.token_ids):
-            yield event(self._chunk(answer, buffer.take()))
-        if reason:
-            yield event(self._end(answer, TextDelta([], [], None)))
+        events = event(self._chunk(answer, buffer.take())) if buffer.parts or (reason and buffer.token_ids) else b""
+        return events + event(self._end(answer, TextDelta([], [], None))) if reason else events
 
     def _chunk(self, answer: Answer, delta: TextDelta) -> NativeChunkOut:
         return NativeChunkOut(
@@ -109,8 +107,8 @@ class NativeDialect:
             completion_probabilities=delta.logprobs or UNSET,
         )
 
-    def last_events(self) -> Iterator[bytes]:
-        return iter(())
+    def last_events(self) -> bytes:
+        return b""
 
     # -- both -------------------------------------------------------------------------------------------------------------------
     def _end(self, answer: Answer, delta: TextDelta) -> object:

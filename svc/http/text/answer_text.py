@@ -42,6 +42,7 @@ class AnswerText:
         self._detokenizer = Detokenizer(tokenizer, show_control=show_control)
         self._checker = StopChecker(stop) if stop is not None else None
         self._spellings = {} if show_control else tokenizer.control_spellings
+        self.has_new_line = False  # in the text that came out
         self._unchecked_tokens = min_tokens
         self._parser = parser
 
@@ -71,4 +72,5 @@ class AnswerText:
     def _parts(self, text: str) -> Sequence[Part]:
         if not text:
             return ()
+        self.has_new_line = self.has_new_line or "\n" in text
         return (ContentText(text),) if self._parser is None else self._parser.push(text)

@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 
 from tests.bench.client import MODEL, machine
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent.parent
+ROOT = Path(__file__).parents[3]
+SERVER = "tests/bench/streams/server.py"  # each tree's own
 CHAT = {"messages": [{"role": "user", "content": "Tell me a long story."}]}
 LOAD: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", CHAT),
@@ -46,9 +46,11 @@ class Case:
 @contextmanager
 def server(tree: Path, case: Case, arguments: argparse.Namespace) -> Iterator[IO[str]]:
     """The output of a server that runs the code of `tree`."""
-    command = [sys.executable, str(HERE / "server.py"), "--model", arguments.model, "--streams", str(case.streams)]
+    command = [sys.executable, str(tree / SERVER), "--model", arguments.model, "--streams", str(case.streams)]
     command += ["--steps", str(arguments.steps), "--step-ms", str(case.step_ms), "--top", "5" if "logprobs" in case.load else "0"]
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(tree)}, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": str(tree.resolve())}, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         try:
             yield process.stdout

@@ -1,7 +1,7 @@
 """The server of the bench: everything real but the device, which knows every token at once. Prints its URL, then one line of
 JSON: the processor time of the event loop's thread per token while all streams run.
 
-Run as a file with PYTHONPATH set to the tree that is measured, which may be another commit's.
+Run as a file with PYTHONPATH set to its tree.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import traceback
 
 import uvloop
 
-from svc.compute.backend import Finished, Sampled, StepBatch, StepResult
+from svc.compute.backend import Completed, Sampled, StepBatch, StepResult
 from svc.compute.worker import ComputeWorker
 from svc.gguf.gguf_file import GgufFile
 from svc.http.server import HttpServer
@@ -55,14 +55,14 @@ class NullBackend:
         self._began = (0.0, 0.0)
         self._random = random.Random(0)
 
-    def submit(self, batch: StepBatch) -> Finished:
+    def submit(self, batch: StepBatch) -> Completed:
         self._note(len(batch.samples))
         if self._step_s:
             time.sleep(self._step_s)
         words = self._random.choices(self._words, k=len(batch.samples))
         samples = tuple(Sampled(word, -1.0, self._top) for word in words)
         captured = tuple(save.snapshot_id for save in batch.saves) + tuple(capture.snapshot_id for capture in batch.captures)
-        return Finished(StepResult(samples, captured, max(self._step_s, 0.001)))
+        return Completed(StepResult(samples, captured, max(self._step_s, 0.001)))
 
     def run(self, batch: StepBatch) -> StepResult:
         return self.submit(batch).result()
@@ -102,12 +102,12 @@ async def serve(arguments: argparse.Namespace) -> None:
     engine = Engine(scheduler, worker, cache, on_finished=metrics.finished, on_error=traceback.print_exception)
     template = ChatTemplate(metadata["tokenizer.chat_template"], tokenizer)
     model = ModelInfo("null", 0, tokenizer.num_tokens, {})
-    server = HttpServer(door, metrics, configure_logging("error"), max_body_bytes=2**20)
+    server = HttpServer(door, metrics, configure_logging("error"))
     print(await server.start("127.0.0.1", 0), flush=True)
     await engine.start()
     gc.collect()
     gc.freeze()
-    door.open(Service(engine, tokenizer, template, model, "null", metrics))
+    door.open(Service(engine, tokenizer, template, model, "null", metrics, max_body_bytes=2**20))
     await asyncio.Event().wait()
 
 
