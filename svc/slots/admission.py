@@ -60,6 +60,7 @@ class PageForecast:
         self._cache = cache
         self._context_tokens = context_tokens
         self._answer_tokens = FIRST_ANSWER_TOKENS
+        self._most_promised: int | None = None  # of all slots together, while one step is planned: one page more each at most
 
     def learn(self, generated: int) -> None:
         """An answer has ended by itself."""
@@ -85,7 +86,18 @@ class PageForecast:
         needed += sum(self.promised(slot) + self.growth(slot.sequence) for slot in slots)
         return needed <= self._cache.num_available_pages()
 
-    def kept_from(self, slot: Slot, slots: Collection[Slot]) -> int:
+    def may_take(self, slot: Slot, wanted: int, slots: Collection[Slot]) -> bool:
+        """Whether it may take that many pages: they are available, and no others are sure to need them."""
+        available = self._cache.num_available_pages()
+        if self._most_promised is None:
+            self._most_promised = sum(map(self.promised, slots)) + len(slots)
+        return wanted <= available - self._most_promised or wanted <= available - self._kept_from(slot, slots)
+
+    def forget_total(self) -> None:
+        """To be called when a step is planned, and when slots were added: what `may_take` knows of all slots is counted anew."""
+        self._most_promised = None
+
+    def _kept_from(self, slot: Slot, slots: Collection[Slot]) -> int:
         """Pages that `slot` may not take although they are available: others are sure to need them.
 
         A protected slot (one that has not yet come further than before its last preemption) keeps its promise against all, the

@@ -70,13 +70,16 @@ def build_batch(plan: StepPlan, memory: StepMemory, *, ahead: bool) -> StepBatch
     )
 
 
+_ONE_PENDING = np.array([PENDING], np.int32)
+_ONE_PENDING.setflags(write=False)
+
+
 def _chunk(planned: PlannedChunk) -> Chunk:
     slot = planned.slot
-    known = slot.sequence.tokens[planned.start : planned.end]
     return Chunk(
         row=slot.lease.row,
         start=planned.start,
-        tokens=np.array([PENDING], np.int32) if planned.pending else known.copy(),
+        tokens=_ONE_PENDING if planned.pending else slot.sequence.tokens[planned.start : planned.end].copy(),
         pages=slot.lease.table.array(planned.end),
     )
 

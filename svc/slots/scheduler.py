@@ -119,14 +119,18 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when there is nothing to do, or nothing yet while a step is under way."""
         ahead = bool(self._under_way)
-        if ahead and not self._can_plan_ahead():
+        decoding = [slot for slot in self._slots if self._decodes(slot)]
+        if ahead and not self._can_plan_ahead(decoding):
             return None
         self._short = False
+        self._forecast.forget_total()
         saving = {closing for step in self._under_way for closing in step.saves}
         plan = StepPlan()
-        self._plan_decodes(plan, now)
+        self._plan_decodes(plan, decoding, now)
         self._admission.admit(self._slots, self._closing, self._under_way, now)
-        self._plan_decodes(plan, now)  # of sequences that come back where they were
+        self._forecast.forget_total()
+        decoding = [slot for slot in self._slots if slot not in plan.slots and self._decodes(slot)]
+        self._plan_decodes(plan, decoding, now)  # of sequences that come back where they were
         self._plan_prefills(plan, now)
         plan.saves = [closing for closing in self._closing if closing not in saving]
         plan.arriving = [] if ahead else [slot for slot in self._slots if not slot.lease.ready]
@@ -138,14 +142,13 @@ class Scheduler:
         self._under_way.append(plan)
         return plan
 
-    def _can_plan_ahead(self) -> bool:
+    def _can_plan_ahead(self, decoding: list[Slot]) -> bool:
         """Whether the next step can be planned although the one under way has not ended.
 
         Decode steps only: they are short and worth overlapping.
         """
         if not self._plan_ahead or self._short or len(self._under_way) > 1:
             return False
-        decoding = [slot for slot in self._slots if self._decodes(slot)]
         sampling = [slot for slot in decoding if slot.sampling]  # for a capture all tokens before it must be known
         return bool(decoding) and not any(s.sequence.request.text_may_end or self._captures_next(s) for s in sampling)
 
@@ -163,16 +166,17 @@ class Scheduler:
         return too_long or sequence.generated + coming >= sequence.request.max_tokens
 
     def _captures_next(self, slot: Slot) -> bool:
-        return next_generated_capture(slot.sequence.num_prompt, slot.planned, self._capture_every) == slot.planned + 1
+        every = self._capture_every
+        return every > 0 and next_generated_capture(slot.sequence.num_prompt, slot.planned, every) == slot.planned + 1
 
-    def _plan_decodes(self, plan: StepPlan, now: float) -> None:
-        for slot in [s for s in self._slots if self._decodes(s) and s not in plan.slots]:
+    def _plan_decodes(self, plan: StepPlan, decoding: list[Slot], now: float) -> None:
+        for slot in decoding:
             if slot.active and self._find_pages(slot, slot.planned + 1, plan, now):
                 self._add_chunk(plan, slot, 1, now)
                 plan.num_decodes += 1
 
     def _plan_prefills(self, plan: StepPlan, now: float) -> None:
-        ready = [s for s in self._slots if s.active and s.lease.ready]
+        ready = [s for s in self._slots if s not in plan.slots and s.active and s.lease.ready]
         for slot in [s for s in ready if s.remaining == 0 and not self._is_under_way(s)]:
             self._add_slot(plan, slot)  # the whole prompt was known: it only samples
         prefills = [s for s in ready if s.remaining and not s.decoding]
@@ -184,15 +188,19 @@ class Scheduler:
 
     def _add_chunk(self, plan: StepPlan, slot: Slot, num_tokens: int, now: float) -> None:
         start, end = slot.planned, slot.planned + num_tokens
-        wanted = [capture for capture in slot.wanted if start < capture.position <= end]
+        captures = self._reserve_captures(slot, end, now) if slot.wanted or self._capture_every else []
+        plan.chunks.append(PlannedChunk(slot, start, end, bool(slot.sampling), captures))
+        slot.planned = end
+        self._add_slot(plan, slot)
+
+    def _reserve_captures(self, slot: Slot, end: int, now: float) -> list[Reservation]:
+        """Snapshots for the states wanted behind `slot.planned` and up to `end`, as far as they are to be had."""
+        wanted = [capture for capture in slot.wanted if slot.planned < capture.position <= end]
         if slot.decoding and self._captures_next(slot):
             wanted.append(Wanted(end, WantedKind.GENERATED))
         reservations = [self._cache.reserve(slot.lease, capture.position, now, capture.kind) for capture in wanted]
         slot.wanted = [capture for capture in slot.wanted if capture.position > end]
-        captures = [reservation for reservation in reservations if reservation is not None]
-        plan.chunks.append(PlannedChunk(slot, start, end, bool(slot.sampling), captures))
-        slot.planned = end
-        self._add_slot(plan, slot)
+        return [reservation for reservation in reservations if reservation is not None]
 
     def _add_slot(self, plan: StepPlan, slot: Slot) -> None:
         plan.slots[slot] = None
@@ -229,7 +237,9 @@ class Scheduler:
 
     def _extend(self, slot: Slot, end: int, now: float) -> bool:
         wanted = self._cache.num_wanted_pages(slot.lease, end)
-        if wanted and wanted > self._cache.num_available_pages() - self._forecast.kept_from(slot, self._slots):
+        if not wanted:
+            return True
+        if not self._forecast.may_take(slot, wanted, self._slots):
             return False
         return self._cache.extend(slot.lease, end, now)
 

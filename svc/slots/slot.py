@@ -65,7 +65,7 @@ class Slot:
     @property
     def remaining(self) -> int:
         """Tokens that no step planned so far evaluates, the one being sampled included."""
-        return len(self.sequence.tokens) + self.sampling - self.planned
+        return len(self.sequence.buffer.array) + self.sampling - self.planned
 
     @property
     def decoding(self) -> bool:
