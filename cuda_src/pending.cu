@@ -9,7 +9,7 @@ pending_note(int* __restrict__ next, const int* __restrict__ tokens, const int* 
              const int* __restrict__ cu_stops, int num_samples) {
   const i64 i = global_thread();
   if (i >= num_samples || rows[i] < 0) return;
-  int token = tokens[i];  // -1: not finite
+  int token = tokens[i];  // negative: there is none
   for (int stop = cu_stops[i]; stop < cu_stops[i + 1]; stop++)
     if (stops[stop] == tokens[i]) token = -1;
   next[rows[i]] = token;

@@ -120,7 +120,8 @@ sample_choose(int* __restrict__ tokens, const float* __restrict__ logits, const 
     u64 rank = 0;
     for (int i = threadIdx.x; i < num_parts; i += blockDim.x) rank = max(rank, best[(i64)blockIdx.x * num_parts + i]);
     rank = block_max_u64(rank, scratch.parts);
-    if ((u32)(rank >> 32) == NOT_FINITE || ranked_value(rank) == -INFINITY) token = -1;
+    if ((u32)(rank >> 32) == NOT_FINITE) token = -1;
+    else if (ranked_value(rank) == -INFINITY) token = -2;  // the mask is empty
     else if (number[TEMPERATURE] == 0) token = ranked_id(rank);
     else {
       const float* row = s.y < 0 ? logits + (i64)s.x * V : adjusted + (i64)s.y * V;

@@ -99,6 +99,9 @@ class Score:
     target: int
 
 
+NOT_FINITE, NO_TOKEN = -1, -2
+"""In place of a sampled token: the logits were not finite, or the mask allows no token."""
+
 TokenMask = Callable[[], NDArray[np.uint32]]
 """Bit i % 32 of word i // 32 says whether token i is allowed; [ceil(V / 32)]. Called on the compute thread, once the forward of the
 step is on its way, so that the mask is made while the device works; it may be called again, with the same outcome."""
@@ -143,8 +146,7 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One sampled token. `token` is -1 when the logits were not finite, or no token is allowed (the request fails, its state is
-    never published).
+    """One sampled token. NOT_FINITE or NO_TOKEN instead: the request fails; what is not finite is never published.
 
     Log probabilities are those of the model's own distribution (temperature 1, before any filter).
     """

@@ -99,4 +99,5 @@ def _sample(slot: Slot) -> Sample:
         banned=sequence.banned_after(sequence.generated + pending),
         history=history,
         stops=request.stop_ids,
+        mask=request.constraint.mask if request.constraint is not None else None,
     )

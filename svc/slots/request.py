@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,16 @@ __all__ = ["Boundary", "BoundaryKind", "JoinWait", "Request", "SamplingParams", 
 
 
 MAX_THIRDS = 8  # other sequences looked up before two long prompts are compared
+
+
+class Constraint(Protocol):
+    """What the tokens of one answer must obey: a grammar. Each answer has its own, which lives as long, preemption included."""
+
+    def accept(self, token: int) -> None:
+        """The answer's next token. Called in `commit`: it must not raise or take long."""
+
+    def mask(self) -> NDArray[np.uint32]:
+        """The tokens that may come next, as in `Sample.mask`. Called on the compute thread, never while `accept` is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,11 +53,13 @@ class Request:
     priority: int = 0  # higher goes first
     on_token: Callable[[int], TokenText] | None = None
     text_ends: bool = True
+    constraint: Constraint | None = None
 
     @property
-    def text_may_end(self) -> bool:
-        """Whether only `on_token` knows if the answer goes on after a token."""
-        return self.on_token is not None and self.text_ends
+    def needs_known_tokens(self) -> bool:
+        """Whether a token must be known before the next is planned: `on_token` may end the answer there, or a constraint decides
+        by it what may come."""
+        return (self.on_token is not None and self.text_ends) or self.constraint is not None
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,7 @@ before their commit, except slots of answers that a stop id ended: the step unde
 Owner of all sequences, slots and closings; the engine calls it from the event loop only.
 """
 
-from svc.compute.backend import Sampled, StepResult
+from svc.compute.backend import NOT_FINITE, Sampled, StepResult
 from svc.memory.placement import Wanted, WantedKind, next_generated_capture
 from svc.memory.sequence_cache import Reservation, SequenceCache
 from svc.slots.admission import Admission, PageForecast, WaitingQueue
@@ -21,7 +21,7 @@ from svc.slots.joins import Joins
 from svc.slots.request import Request, Sequence
 from svc.slots.slot import Closing, Slot, SlotState
 from svc.slots.stats import SchedulerCounters
-from svc.slots.usage_report import answer_tokens, finished
+from svc.slots.usage_report import SAMPLING_FAILURES, answer_tokens, finished
 
 Emitted = list[tuple[Sequence, Event]]
 
@@ -150,7 +150,7 @@ class Scheduler:
         if not self._plan_ahead or self._short or len(self._under_way) > 1:
             return False
         sampling = [slot for slot in decoding if slot.sampling]  # for a capture all tokens before it must be known
-        return bool(decoding) and not any(s.sequence.request.text_may_end or self._captures_next(s) for s in sampling)
+        return bool(decoding) and not any(s.sequence.request.needs_known_tokens or self._captures_next(s) for s in sampling)
 
     def _decodes(self, slot: Slot) -> bool:
         return (
@@ -298,7 +298,7 @@ class Scheduler:
         for slot in sampled:
             slot.sampling -= 1
         open_slots = [slot for slot in plan.slots if not slot.closed]
-        poisoned = {slot.lease for slot, sample in sampled.items() if sample.token < 0}
+        poisoned = {slot.lease for slot, sample in sampled.items() if sample.token == NOT_FINITE}
         self._cache.finish(plan.memory, now, result.moves_over, poisoned)
         for closing in plan.saves:
             self._forget_closing(closing)
@@ -368,14 +368,13 @@ class Scheduler:
     def _commit_slot(self, slot: Slot, sampled: Sampled | None, now: float) -> Emitted:
         sequence = slot.sequence
         if sampled is not None and sampled.token < 0:
-            self._cache.distrust(slot.lease)
+            if sampled.token == NOT_FINITE:
+                self._cache.distrust(slot.lease)
             ended = slot.leaving
             self._close(slot, now)
-            if ended:
-                return []
-            return [
-                (sequence, self._finished(sequence, FinishReason.ERROR, now, "the model's output was not finite (NaN or infinity)"))
-            ]
+            return (
+                [] if ended else [(sequence, self._finished(sequence, FinishReason.ERROR, now, SAMPLING_FAILURES[sampled.token]))]
+            )
         if slot.leaving:
             self._commit_leaving(slot, sampled, now)
             return []
@@ -406,6 +405,8 @@ class Scheduler:
         sequence.buffer.append(sampled.token)
         sequence.generated += 1
         self.counters.generated_tokens += 1
+        if request.constraint is not None:
+            request.constraint.accept(sampled.token)
         text, ends = request.on_token(sampled.token) if request.on_token is not None else (None, False)
         emitted = [(sequence, TokenEvent(sampled.token, sampled.logprob, sampled.top, text))]
         if ends:

@@ -1,5 +1,6 @@
 """What an answer reports: how much was reused and why, how long things took, how it ended."""
 
+from svc.compute.backend import NO_TOKEN, NOT_FINITE
 from svc.errors import RequestError
 from svc.memory.sequence_cache import ResumePoint
 from svc.slots.events import CacheReport, Finished, FinishReason, Timing, Usage
@@ -14,6 +15,12 @@ REASONS = {
     "cache_off": "the request asked not to use the cache",
 }
 """Why prompt tokens had to be evaluated."""
+
+SAMPLING_FAILURES = {
+    NOT_FINITE: "the model's output was not finite (NaN or infinity)",
+    NO_TOKEN: "the grammar of the answer left no token to go on with",
+}
+"""Why an answer has no next token."""
 
 
 def answer_tokens(prompt_tokens: int, max_tokens: int | None, context_tokens: int) -> int:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from svc.compute.backend import PENDING, Chunk, Completed, Sample, Sampled, StepBatch, StepRefusedError, StepResult
+from svc.compute.backend import NO_TOKEN, PENDING, Chunk, Completed, Sample, Sampled, StepBatch, StepRefusedError, StepResult
 from svc.compute.sampling.params import SamplingParams
 from svc.compute.tier_moves import places_moved, places_written
 from svc.memory.plan import MemoryPlan
@@ -86,7 +86,8 @@ class FakeBackend:
         wanted = batch.samples
         batch = self._resolved(batch)
         drawn = dict(zip([sample.row for sample in batch.samples], self._run(batch), strict=True))
-        self._coming = {s.row: None if drawn[s.row].token in (-1, *s.stops) else drawn[s.row].token for s in batch.samples}
+        ends = {s.row: drawn[s.row].token < 0 or drawn[s.row].token in s.stops for s in batch.samples}
+        self._coming = {row: None if ended else drawn[row].token for row, ended in ends.items()}
         self._failed = False
         captured = [save.snapshot_id for save in batch.saves] + [capture.snapshot_id for capture in batch.captures]
         assert len(set(captured)) == len(captured)
@@ -204,4 +205,8 @@ class FakeBackend:
             return Sampled(-1)
         if max(state) >= POISONED:
             return Sampled(-1)
-        return Sampled(next_token(state, sample.params, sample.choice), -1.0, ())
+        token = next_token(state, sample.params, sample.choice)
+        if sample.mask is not None:
+            allowed = np.flatnonzero(np.unpackbits(sample.mask().view(np.uint8), count=VOCABULARY, bitorder="little"))
+            token = int(allowed[token % len(allowed)]) if len(allowed) else NO_TOKEN
+        return Sampled(token, -1.0, ())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from svc.compute.backend import Sample
+from svc.compute.backend import NO_TOKEN, NOT_FINITE, Sample
 from svc.compute.sampling.params import SamplingParams
 from tests.kernels.backends import KernelBackend
 
@@ -76,7 +76,9 @@ def test_bans_do_not_leave_a_grammar_without_a_token(backend: KernelBackend) -> 
 
 
 def test_an_empty_mask_gives_no_token(backend: KernelBackend) -> None:
-    """-1, as where logits are not finite; neighbours are not hurt."""
+    """Said apart from logits that are not finite, which say so with a mask too; neighbours are not hurt."""
     logits = some_logits(1)
     samples = [Sample(0, 3, 0, params, mask=lambda: words_of([])) for params in PARAMS] + [Sample(0, 3, 0, GREEDY)]
-    assert sampled(backend, logits, samples) == [-1] * len(PARAMS) + [int(logits.argmax())]
+    assert sampled(backend, logits, samples) == [NO_TOKEN] * len(PARAMS) + [int(logits.argmax())]
+    logits[0, 70] = np.nan
+    assert sampled(backend, logits, samples) == [NOT_FINITE] * len(samples)

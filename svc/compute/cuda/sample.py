@@ -128,7 +128,7 @@ def sample_tokens(
     masks: DeviceArray | None = None,
     stream: Stream | None = None,
 ) -> None:
-    """tokens[i] [n] int32 drawn from logits [m, V] float32 (unchanged). -1: a logit is not finite, or none is left; 0 for padding.
+    """tokens[i] [n] int32 drawn from logits [m, V] float32 (unchanged), 0 for padding; NOT_FINITE or NO_TOKEN where it is so.
 
     samples, numbers, adjustments, bias, masks as in `SamplePlan`. Workspaces: best [n, num_parts(V)] uint64, and adjusted [a, V]
     float32 if any sample has adjustments or a mask.

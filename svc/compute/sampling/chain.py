@@ -29,7 +29,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.backend import History, Sample, Sampled
+from svc.compute.backend import NO_TOKEN, NOT_FINITE, History, Sample, Sampled
 from svc.compute.sampling.masks import Words, bans_beside, unpacked
 from svc.compute.sampling.params import SamplingParams
 from svc.compute.sampling.penalties import add_bias, penalize
@@ -50,11 +50,13 @@ def sample(
 ) -> Sampled:
     """Chooses a token from `logits` [V] (not changed), of those in `mask` if there is one.
 
-    Logits that are not all finite, and a mask without a token, give token -1. At least one token must not be banned; if bans leave
-    none of the mask they do not count. Penalties need a `history`.
+    NOT_FINITE where logits are not, NO_TOKEN where the mask is empty. At least one token must not be banned; if bans leave none of
+    the mask they do not count. Penalties need a `history`.
     """
-    if not is_finite(logits) or (mask is not None and not mask.any()):
-        return Sampled(token=-1)
+    if not is_finite(logits):
+        return Sampled(NOT_FINITE)
+    if mask is not None and not mask.any():
+        return Sampled(NO_TOKEN)
     allowed = _allowed(logits, params, bans_beside(banned, mask), history, mask)
     if params.temperature == 0:
         token = int(np.argmax(allowed))  # the first of equals, so the lowest id
