@@ -183,6 +183,13 @@ class Answer:
         return "length" if self.stop_type == "limit" else "stop"
 
     @property
+    def num_intervals(self) -> int:
+        """Intervals between the tokens that were sampled; a stop token, which is no part of the answer, ends one too."""
+        assert self.finished is not None
+        sampled = self.finished.usage.completion_tokens + (self.stop_type == "eos")
+        return max(0, sampled - 1)
+
+    @property
     def has_new_line(self) -> bool:
         return self._text.has_new_line
 

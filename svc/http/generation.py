@@ -126,7 +126,8 @@ class Generation:
         cached = usage.prompt_tokens_details.cached_tokens
         ends = [answer.finished.timing for answer in self.answers if answer.finished]
         prefill_s, decode_s = max(timing.prefill_s for timing in ends), max(timing.decode_s for timing in ends)
-        return timings(cached, usage.prompt_tokens - cached, prefill_s, usage.completion_tokens, decode_s)
+        intervals = sum(answer.num_intervals for answer in self.answers)
+        return timings(cached, usage.prompt_tokens - cached, prefill_s, usage.completion_tokens, intervals, decode_s)
 
     def report(self) -> HeadraceOut | None:
         """Why prompt tokens were evaluated, if the client asked. Only once `ended`."""

@@ -1,17 +1,20 @@
 """How long answers took, in llama-server's words."""
 
+from svc.http.answer import Answer
 from svc.http.schema import TimingsOut
-from svc.slots.events import Finished
 
 
-def timings_of(finished: Finished) -> TimingsOut:
-    """Of one answer."""
-    usage, timing = finished.usage, finished.timing
+def timings_of(answer: Answer) -> TimingsOut:
+    """Of one answer that has ended."""
+    assert answer.finished is not None
+    usage, timing = answer.finished.usage, answer.finished.timing
     evaluated = usage.prompt_tokens - usage.cached_tokens
-    return timings(usage.cached_tokens, evaluated, timing.prefill_s, usage.completion_tokens, timing.decode_s)
+    intervals = answer.num_intervals
+    return timings(usage.cached_tokens, evaluated, timing.prefill_s, usage.completion_tokens, intervals, timing.decode_s)
 
 
-def timings(cached: int, evaluated: int, prefill_s: float, generated: int, decode_s: float) -> TimingsOut:
+def timings(cached: int, evaluated: int, prefill_s: float, generated: int, intervals: int, decode_s: float) -> TimingsOut:
+    """`intervals` between tokens took `decode_s` together. One token alone has none, and its rates are 0."""
     return TimingsOut(
         cache_n=cached,
         prompt_n=evaluated,
@@ -20,8 +23,8 @@ def timings(cached: int, evaluated: int, prefill_s: float, generated: int, decod
         prompt_per_second=round(evaluated / prefill_s, 3) if prefill_s else 0.0,
         predicted_n=generated,
         predicted_ms=_ms(decode_s),
-        predicted_per_token_ms=_ms(decode_s / generated) if generated else 0.0,
-        predicted_per_second=round(generated / decode_s, 3) if decode_s else 0.0,
+        predicted_per_token_ms=_ms(decode_s / intervals) if intervals else 0.0,
+        predicted_per_second=round(intervals / decode_s, 3) if decode_s else 0.0,
     )
 
 

@@ -216,7 +216,7 @@ async def test_what_waits_for_a_client_that_does_not_read_is_bounded() -> None:
     assert error["error"]["code"] == "slow_reader"
     assert sum(len(chunk["choices"][0]["text"]) for chunk in chunks) == said
     assert len(raw) < 2 * MAX_UNREAD_BYTES
-    assert [line["error"] for line in at.log_lines() if "error" in line] == [error["error"]["message"]]
+    assert [line["error"] for line in at.log_lines() if "error" in line] == ["slow_reader"]
 
 
 def unchunked(raw: bytes) -> bytes:
@@ -226,3 +226,32 @@ def unchunked(raw: bytes) -> bytes:
         size, _, rest = raw.partition(b"\r\n")
         body, raw = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
     return body
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "per_second"),
+    [
+        ("abcd", 4, 3.0),  # ended by its length: three intervals in the fake engine's second of decoding
+        ("abcd", 9, 4.0),  # a stop token came after a fourth one
+        ("a", 1, 0.0),  # one token alone has no rate
+        ("", 9, 0.0),  # only a stop token: nothing was generated
+        ("abEND", 9, 4.0),  # a stop string: its last token is one of the answer
+    ],
+)
+async def test_rate_counts_intervals(text: str, limit: int, per_second: float) -> None:
+    """`predicted_per_second` is the number of intervals between tokens over the time that they took together."""
+    body = {"prompt": "hi", "n_predict": limit, "stop": ["END"]}
+    async with serving(FakeEngine(saying(text))) as at:
+        _, whole = await at.post("/completion", body)
+        *_, last = await events(at, "/completion", body)
+    for timings in (whole["timings"], last["timings"]):
+        assert timings["predicted_per_second"] == per_second
+        assert timings["predicted_per_token_ms"] == (round(1000 / per_second, 3) if per_second else 0.0)
+        assert timings["predicted_ms"] == 1000.0
+
+
+async def test_rate_of_several_answers_counts_the_intervals_of_each() -> None:
+    """Two answers of four tokens at once: six intervals in a second."""
+    async with serving(FakeEngine(saying("abcd"))) as at:
+        _, whole = await at.post("/v1/completions", {"prompt": "hi", "max_tokens": 4, "n": 2})
+    assert (whole["timings"]["predicted_n"], whole["timings"]["predicted_per_second"]) == (8, 6.0)

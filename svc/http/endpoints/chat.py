@@ -154,9 +154,8 @@ class ChatDialect:
         return event(self._chunk(choice))
 
     def _end(self, answer: Answer) -> ChatChunkOut:
-        assert answer.finished is not None
         chunk = self._chunk(ChatChunkChoiceOut(answer.index, DeltaOut(), finish_reason=answer.finish_reason))
-        chunk.timings = timings_of(answer.finished)
+        chunk.timings = timings_of(answer)
         return chunk
 
     def last_events(self) -> bytes:

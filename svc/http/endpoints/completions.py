@@ -88,8 +88,8 @@ class CompletionDialect:
         if begun and self._plain and not answer.finish_reason:
             return self._texts[index].fill(answer.buffer.take().content)
         chunk = self._chunk(self._choice(answer, first=not begun))
-        if answer.finish_reason and answer.finished:
-            chunk.timings = timings_of(answer.finished)
+        if answer.finish_reason:
+            chunk.timings = timings_of(answer)
         return event(chunk)
 
     def last_events(self) -> bytes:

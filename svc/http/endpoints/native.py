@@ -131,7 +131,7 @@ class NativeDialect:
             stop_type=answer.stop_type,
             stopping_word=answer.stopping_word or "",
             tokens_cached=usage.cached_tokens,
-            timings=timings_of(answer.finished),
+            timings=timings_of(answer),
             completion_probabilities=delta.logprobs or UNSET,
             headrace=self._generation.report_of(answer) or UNSET,
         )
