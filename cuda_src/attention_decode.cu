@@ -1,13 +1,13 @@
 // Attention of sequences with few tokens in the step (decode, checked drafts), in two passes over splits of the context.
 //
 //   attention_split: for each row and each split of `split_tokens` keys, the sum of weights * values, the maximum and the sum of weights
-//   attention_merge: out = the splits of a row, weighed by their maxima and added in order, divided by the sum [* sigmoid(gate)]
+//   attention_merge: out = the splits of a row, weighted by their maxima and added in order, divided by the sum [* sigmoid(gate)]
 //
 // attention_split: grid [splits or fewer, H_kv * row tiles, B], WARPS warps. Warp w takes keys KEYS * w, KEYS * (w + WARPS), ... of a
 // split in a tile of its own, all for the same 16 rows; at the end the warps are merged in order. With fewer blocks than splits a block
-// takes several: no bit depends on the grid. attention_merge: grid [H, tokens of a sequence, B], a thread a dimension.
-// Splits have a fixed length rather than a fixed number: a row has the same bits alone and in any batch.
-// Loser (on paper): a warp a split and no merge in the block; at batch 1 it needs splits of 64 keys to fill a GPU, four times the
+// takes several; no bit depends on the grid. attention_merge: grid [H, tokens of a sequence, B], a thread per dimension.
+// Splits have a fixed length rather than a fixed number, so a row has the same bits alone and in any batch.
+// Loser (on paper): a warp per split and no merge in the block; at batch 1 it needs splits of 64 keys to fill a GPU, four times the
 // workspace. Shared memory: decode_geometry in svc/compute/cuda/attention.py.
 //
 // Variant: HEAD_DIM=256 KV=__half WARPS=4 KEYS=16
@@ -22,7 +22,7 @@
 
 static_assert(TILE_HALVES * 2 >= ROWS * (HEAD_DIM + 2) * 4, "a warp's tile holds its result at the end");
 
-// Result of a warp in its own tile: [ROWS][HEAD_DIM] sums, [ROWS] maxima, [ROWS] sums of weights.
+// The result of a warp, in its own tile: [ROWS][HEAD_DIM] sums, [ROWS] maxima, [ROWS] sums of weights.
 __device__ __forceinline__ void leave_result(float* to, const Rows& rows) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ void leave_result(float* to, const Rows& rows) {
   }
 }
 
-// Merges the warps' results of one row into global memory: sums [HEAD_DIM] and stats (maximum, sum of weights). By the whole block.
+// Merges the warps' results of one row into global memory: sums [HEAD_DIM] and stats (maximum, sum of weights). Called by the whole block.
 __device__ __forceinline__ void merge_warps(const float* results, int row, float* sums, float* stats) {
   constexpr int RESULT = TILE_HALVES / 2;  // floats
   float best = -INFINITY, total = 0.f, factor[WARPS];
@@ -57,7 +57,7 @@ __device__ __forceinline__ void merge_warps(const float* results, int row, float
   if (threadIdx.x == 0) *reinterpret_cast<float2*>(stats) = make_float2(best, total);
 }
 
-// Where in the workspace a row's split stands: [B][most_tokens][H][max_splits].
+// Index of a row's split in the workspace [B][most_tokens][H][max_splits].
 __device__ __forceinline__ i64 split_index(int sequence, int token, int most_tokens, int head, int num_heads, int split, int max_splits) {
   return (((i64)sequence * most_tokens + token) * num_heads + head) * max_splits + split;
 }
@@ -94,7 +94,7 @@ attention_split(const float* __restrict__ query, const KV* __restrict__ pages, c
     attend<WARP>(mine, queries, ROWS * STRIDE, keys, from, first + warp_index() * KEYS, WARPS * KEYS,
                        min(first + split_tokens, context), seen, last, scale);
     mine.finish_sums();
-    __syncwarp();  // no lane reads the tile any more
+    __syncwarp();  // all lanes have read the tile
     leave_result(reinterpret_cast<float*>(keys), mine);
     __syncthreads();
     for (int row = 0; row < min(ROWS, tile.num_rows - tile.first_row); row++) {

@@ -17,7 +17,7 @@
 
 constexpr int BLOCK_ROWS = WARPS * ROWS;
 
-// Finds this block's tile among the sequences with more than `most_tokens` tokens. False where there is none left.
+// Finds this block's tile among the sequences with more than `most_tokens` tokens. False if there is none.
 __device__ __forceinline__ bool find_tile(RowTile& tile, int& sequence, int index, const int* cu_seqlens, const int* rows,
                                           int num_sequences, int most_tokens) {
   for (sequence = 0; sequence < num_sequences; sequence++) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ void store_rows(const Rows& rows, const RowTile& tile
   }
 }
 
-// query [T, H, query_stride]; out [T, H, D]; pages: the slab; the rest as StepInputs and memory/layout.py have it.
+// query [T, H, query_stride]; out [T, H, D]; pages: the slab; the rest as in StepInputs and memory/layout.py.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS)
 attention_prefill(const float* __restrict__ query, const float* __restrict__ gate, const KV* __restrict__ pages,
                   const int* __restrict__ block_table, const int* __restrict__ positions, const int* __restrict__ cu_seqlens,
@@ -69,11 +69,11 @@ attention_prefill(const float* __restrict__ query, const float* __restrict__ gat
   tile.num_heads = num_heads;
   tile.first_head = head * tile.group;
   int sequence;
-  // The last tiles of a sequence have most keys: they go first.
+  // The last tiles of a sequence have the most keys, so they go first.
   if (!find_tile(tile, sequence, gridDim.x - 1 - blockIdx.x, cu_seqlens, rows, num_sequences, most_tokens)) return;
   const int end = tile.last_position(positions, BLOCK_ROWS) + 1, seen = tile.first_position(positions);
 
-  tile.first_row += warp_index() * ROWS;  // from here on this warp's rows
+  tile.first_row += warp_index() * ROWS;  // now the rows of this warp
   f16* queries = shared + TILE_HALVES + warp_index() * 2 * ROWS * STRIDE;
   load_queries(queries, ROWS * STRIDE, query, query_stride, tile, 0, 1);
   __syncwarp();

@@ -1,8 +1,7 @@
-// Whole blocks of memory (KV pages, live rows, snapshots) moved or set to zero. `words` is the size of a block in the
-// kernel's words.
+// Copies whole blocks of memory (KV pages, live rows, snapshots) or sets them to zero. `words`: size of a block in the kernel's words.
 //
-// Each thread has its own words and does all pairs at them, one pair after the other: a block may be a target first and a
-// source then. Grid and block are one-dimensional, of any size.
+// Each thread has its own words and handles all pairs for them, in order: a block may be a target first and a source later. Grid and
+// block are one-dimensional, of any size.
 #include "common.cuh"
 
 template <class Word>
@@ -27,7 +26,7 @@ __device__ __forceinline__ void zero_listed(Word* target, const int* blocks, int
     for (int n = 0; n < num_blocks; n++) target[blocks[n] * words + i] = zero;
 }
 
-// By assignment: a NaN times zero would stay.
+// By assignment, because NaN times zero is NaN.
 extern "C" __global__ void __launch_bounds__(256)
 zero_blocks_16(uint4* __restrict__ target, const int* __restrict__ blocks, int num_blocks, i64 words) {
   zero_listed(target, blocks, num_blocks, words, make_uint4(0, 0, 0, 0));

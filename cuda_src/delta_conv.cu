@@ -1,7 +1,7 @@
-// What a Gated DeltaNet layer does to each token by itself before the chunked recurrence: causal convolution, SiLU, L2 norm of q and k, and
-// the gates. Sequences of at most `skip_tokens` tokens are delta_decode's.
+// The per-token part of a Gated DeltaNet layer before the chunked recurrence: causal convolution, SiLU, L2 norm of q and k, and the gates.
+// delta_decode handles sequences of at most `skip_tokens` tokens.
 //
-// A warp does one head (a q, k or v head, or the gates of all value heads) of TILE tokens and keeps the TAPS - 1 rows before in registers.
+// A warp does one head (a q, k or v head, or the gates of all value heads) of TILE tokens and keeps the previous TAPS - 1 rows in registers.
 // Grid [heads / 4, token tiles], 4 warps a block.
 #include "delta.cuh"
 
@@ -9,7 +9,7 @@ constexpr int THREADS = 128;
 constexpr int WARPS = THREADS / WARP;
 constexpr int TILE = 16;
 
-// Where the tokens of a tile stand. Unused tokens (padding rows, other kernels' sequences) are `skipped`.
+// The sequence of the current token of a tile. Tokens of padding rows and of delta_decode's sequences are `skipped`.
 struct Place {
   int sequence, first, end;
   bool skipped;
@@ -63,7 +63,7 @@ __device__ __forceinline__ void convolve_head(float* mixed, const float* raw, co
   }
 }
 
-// raw [T][channels]; beta, alpha [T][num_value_heads] as projected -> mixed [T][channels] (q and k normalised, q also / sqrt(KEY_DIM)),
+// raw [T][channels]; beta, alpha [T][num_value_heads] as projected; gives mixed [T][channels] (q and k normalised, q also / sqrt(KEY_DIM)),
 // gates [T][num_value_heads]: (beta, logarithm of the decay).
 extern "C" __global__ void __launch_bounds__(THREADS)
 delta_conv(float* __restrict__ mixed, float2* __restrict__ gates, const float* __restrict__ raw, const float* __restrict__ beta,

@@ -1,15 +1,15 @@
 // The recurrence of a Gated DeltaNet layer token by token (decode, draft checks), from the raw projections to the reads o: convolution,
-// SiLU, L2 norms, gates and the delta rule in one launch. The state is read once and written once for every STEP_TOKENS tokens and lives
-// in registers in between, so no bit depends on how a text was cut: what `--exact` wants of long pieces too.
+// SiLU, L2 norms, gates and the delta rule in one launch. The state is read once and written once for every STEP_TOKENS tokens and stays
+// in registers in between, so no bit depends on how a text was divided into steps. `--exact` needs that for long chunks too.
 //
 //   S = e^g S;  delta = beta (v - S^T k);  S = S + k delta^T;  o = S^T q      as   o = e^g S^T q + delta (k . q), one pass over S a token
 //
-// Grid [column blocks, num_value_heads, sequences]; a block does `columns` value columns of one head of one sequence. 8 lanes (4 for head
+// Grid [column blocks, num_value_heads, sequences]; a block has `columns` value columns of one head of one sequence. 8 lanes (4 for head
 // sizes that 32 does not divide) share a column, 16 bytes a lane: a warp reads 128 neighbouring bytes of each of its columns at a time.
-// `columns` only shares out work: no bit of a result depends on it.
+// `columns` only divides the work: no bit of a result depends on it.
 //
-// Not done here, as it would race with other heads that read the same channels: convolution rows move on in delta_finish.
-// Losers (on paper, unmeasured): a warp a column (10 shuffles for each 4 numbers a lane; here 10 for 16), state in shared memory.
+// delta_finish advances the convolution rows; doing it here would race with other heads that read the same channels.
+// Losers (on paper, not measured): a warp per column (10 shuffles for each 4 numbers a lane; here 10 for 16), state in shared memory.
 //
 // Variant: KEY_DIM=128 VALUE_DIM=128 GROUPED=1
 // Variant: KEY_DIM=32 VALUE_DIM=32
@@ -17,7 +17,7 @@
 
 constexpr int THREADS = 128;
 constexpr int WARPS = THREADS / WARP;
-constexpr int STEP_TOKENS = 8;  // prepared at once; without --exact longer sequences are for the chunked form
+constexpr int STEP_TOKENS = 8;  // prepared at once; without --exact longer sequences use the chunked form
 constexpr int COLUMN_LANES = KEY_DIM % 32 == 0 ? 8 : 4;
 constexpr int VECTORS = KEY_DIM / (4 * COLUMN_LANES);  // float4 of a column in one lane
 constexpr int LANE_COLUMNS = 2;                        // columns a lane has at once
@@ -51,7 +51,7 @@ struct Columns {
         if (column(first, c) < end) store4(state + column(first, c) * KEY_DIM + v * 4 * COLUMN_LANES + lane_part(), part[c][v]);
   }
 
-  // One token; `out` is the head's part of the token's row of reads. All lanes of the warp come.
+  // Advances the columns by one token; `out` is the head's part of the token's row of reads. Called by all lanes of a warp.
   __device__ __forceinline__ void advance(const Tokens& tokens, int t, int first, int end, float* out) {
     float read[LANE_COLUMNS] = {}, result[LANE_COLUMNS] = {}, key_query = 0.f;
     float4 keys[VECTORS];
@@ -99,7 +99,7 @@ __device__ __forceinline__ void prepare_head(float* out, const float* raw, const
 }
 
 // raw [T][channels]; beta, alpha [T][num_value_heads] as projected; taps [channels][TAPS]; a, dt_bias [num_value_heads];
-// reads [T][V] out. Sequences of more than `max_tokens` tokens and those whose live row is negative are left alone.
+// reads [T][V] out. Sequences of more than `max_tokens` tokens, or with a negative row, are skipped.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
 delta_decode(float* __restrict__ reads, const float* __restrict__ raw, const float* __restrict__ beta, const float* __restrict__ alpha,
              const float* __restrict__ taps, const float* __restrict__ a, const float* __restrict__ dt_bias, float* __restrict__ recurrent,
@@ -116,13 +116,13 @@ delta_decode(float* __restrict__ reads, const float* __restrict__ raw, const flo
   const i64 head_offset = (i64)head * VALUE_DIM * KEY_DIM;
   float* const live = recurrent + row * state_elements + head_offset;
   Columns state;
-  state.load(live, first_column, end);  // under way while the heads are prepared
+  state.load(live, first_column, end);  // in flight while the heads are prepared
 
   const float* const kept = conv_rows + row * state_elements;
   const int key_head = key_head_of(head, num_key_heads, num_value_heads);
   for (int done = 0; done < num_tokens; done += STEP_TOKENS) {
     const int count = min(num_tokens - done, STEP_TOKENS);
-    if (done) __syncthreads();  // nobody needs the tokens before any more
+    if (done) __syncthreads();  // the previous tokens are done
     for (int job = warp_index(); job < 2 * count; job += WARPS) {
       const int t = job / 2, is_query = job % 2;
       prepare_head(is_query ? tokens.query[t] : tokens.key[t], raw, kept, taps, channels, first, done + t,

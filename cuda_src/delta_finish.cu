@@ -1,15 +1,15 @@
-// The last launch of a Gated DeltaNet core: the gated norm of all tokens, and, in blocks of their own, the convolution rows that stay.
+// The last launch of a Gated DeltaNet core: the gated norm of all tokens, and, in blocks of their own, the convolution rows to keep.
 //
 //   out = norm(o) * weight * SiLU(z)     norm over VALUE_DIM first, then the gate
 //
 // Grid: `norm_blocks` blocks with a warp for each (token, value head), then ceil(channels / 256) blocks for each sequence, a thread for each
-// channel. Convolution rows are only written here, after all that reads them: heads share channels.
+// channel. Convolution rows are written only here, after every kernel that reads them, because heads share channels.
 #include "delta.cuh"
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / WARP;
 
-// A token of a padding row, or behind the last sequence, gets zeros whatever stands in `reads` and `gate`.
+// A token of a padding row, or after the last sequence, gets zeros, even if `reads` and `gate` are NaN.
 __device__ __forceinline__ void norm_head(float* out, const float* reads, const float* gate, const float* weight, const int* rows,
                                           const int* cu_seqlens, int num_sequences, int num_value_heads, i64 job, float epsilon) {
   constexpr int PER_LANE = (VALUE_DIM + WARP - 1) / WARP;

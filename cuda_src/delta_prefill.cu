@@ -1,17 +1,17 @@
-// The chunked form of the gated delta rule (ARCH_SPEC 6.4), float32, for pieces of many tokens. Chunks are listed by the host: at most CHUNK
-// tokens of one sequence, ending at every captured token. With G the running sum of the log decays in a chunk and D[i][j] = e^(G_i - G_j):
+// The chunked form of the gated delta rule (docs/model_math.md), float32, for many tokens of a sequence. The host lists the chunks: at most
+// CHUNK tokens of one sequence, ending at every captured token. With G the running sum of the log decays in a chunk, D[i][j] = e^(G_i - G_j):
 //
 //   A = strictly lower(beta_i k_i . k_j D),  T = (I + A)^-1 diag(beta),  P = lower(q_i . k_j D)
 //   X = v_i - e^(G_i) k_i^T S;  U = T X;  o = e^(G_i) q_i^T S + (P T) X;  S = e^(G_end) S + sum_i e^(G_end - G_i) k_i U_i^T
 //
 // 1. delta_chunk: T, P T and the decays of every chunk and value head, all chunks at once. Grid [chunks, num_value_heads].
-// 2. delta_scan: the chunks of a sequence one after the other. Grid [ceil(VALUE_DIM / 32), num_value_heads, sequences]; the state of its
+// 2. delta_scan: the chunks of a sequence in order. Grid [ceil(VALUE_DIM / 32), num_value_heads, sequences]; the state of its
 //    32 columns stays in shared memory (46 KiB with the rest), so that one sequence of a model with 32 heads of 128 gives 128 blocks.
 //
-// G is kept in two floats: strong decays (-77 a token) would otherwise take the digits of the weak ones that follow in a chunk.
-// D is masked before its exponential is taken; only differences G_i - G_j with i >= j ever are exponents.
-// A scanning block runs alone on its multiprocessor, so loads go one slice ahead, through registers (a second slice in shared memory would
-// not fit sm_75). Later, with a GPU to measure on: tensor cores for the products with S (TF32 in three parts, or the digits suffer).
+// G is stored in two floats: strong decays (-77 a token) would otherwise take the digits of weak ones that follow in a chunk.
+// D is masked before its exponential, so only differences G_i - G_j with i >= j are exponents.
+// A scanning block runs alone on its multiprocessor, so loads run one slice ahead, through registers (a second slice in shared memory
+// would not fit sm_75). To be measured on a GPU: tensor cores for the products with S (TF32 in three parts, or precision suffers).
 //
 // Variant: KEY_DIM=128 VALUE_DIM=128 GROUPED=1
 // Variant: KEY_DIM=32 VALUE_DIM=32
@@ -23,12 +23,12 @@ constexpr int HALF_ROW = 32 + 4;                    // a row of a staged half of
 constexpr int GROUPS = 16;                          // row groups of a tile: a thread has rows group + 16 e
 constexpr int BLOCKS = CHUNK / GROUPS;              // e = 0 ... BLOCKS - 1; a chunk is a BLOCKS x BLOCKS matrix of 16 x 16
 
-// ---- 1. what does not depend on the state -------------------------------------------------------------------------------------------------
+// ---- 1. independent of the state -------------------------------------------------------------------------------------------------
 
 constexpr int CHUNK_THREADS = 256;
 constexpr int LOWER_ROW = CHUNK + 1;
 
-// a + b with what the addition lost.
+// a + b and its rounding error.
 __device__ __forceinline__ float2 add_exactly(float a, float b) {
   const float sum = a + b, other = sum - a;
   return make_float2(sum, (a - (sum - other)) + (b - other));
@@ -53,7 +53,7 @@ __device__ __forceinline__ void running_sums(float2* sums, float even, float odd
   sums[2 * lane_index() + 1] = sum;
 }
 
-// `rows` rows of SLICE floats, stride `stride`, of which the first `valid` exist; the others are zero. By `threads` threads.
+// Copies `rows` rows of `width` floats into shared memory; only the first `valid` exist, the others become zero.
 __device__ __forceinline__ void stage_rows(float* to, int to_row, const float* from, i64 stride, int rows, int width, int valid, int threads) {
   for (int i = threadIdx.x; i < rows * (width / 4); i += threads) {
     const int row = i / (width / 4), column = i % (width / 4) * 4;
@@ -101,38 +101,23 @@ __device__ __forceinline__ void invert(float* lower, float* product) {
   }
 }
 
-// mixed [T][channels], gates [T][num_value_heads] of delta_conv; chunks [n]: (first token, tokens, first capture, captures).
-// work [n][num_value_heads][CHUNK_WORK]: T, P T, e^(G_i), e^(G_end - G_i). Rows and columns behind the chunk's tokens are zero.
-extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 2)
-delta_chunk(float* __restrict__ work, const float* __restrict__ mixed, const float2* __restrict__ gates, const int4* __restrict__ chunks,
-            int num_key_heads, int num_value_heads) {
-  __shared__ __align__(16) float staged[2 * CHUNK * SLICE_ROW < CHUNK * LOWER_ROW ? CHUNK * LOWER_ROW : 2 * CHUNK * SLICE_ROW];
-  __shared__ float lower[CHUNK * LOWER_ROW], product[CHUNK / 2 * CHUNK / 2], beta[CHUNK];
-  __shared__ float2 sums[CHUNK];
-  const int4 chunk = chunks[blockIdx.x];
-  const int head = blockIdx.y, first = chunk.x, num_tokens = chunk.y;
-  if (num_tokens < 1) return;  // the whole block
-  const int key_head = key_head_of(head, num_key_heads, num_value_heads);
-  const i64 channels = 2 * num_key_heads * KEY_DIM + num_value_heads * VALUE_DIM;
+// beta and the sums G of a chunk's tokens, 0 after them. By one warp.
+__device__ __forceinline__ void load_gates(float* beta, float2* sums, const float2* gates, int num_tokens, int num_value_heads) {
+  float2 gate[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int t = 2 * threadIdx.x + i;
+    gate[i] = t < num_tokens ? gates[(i64)t * num_value_heads] : make_float2(0.f, 0.f);
+    beta[t] = gate[i].x;
+  }
+  running_sums(sums, gate[0].y, gate[1].y);
+}
+
+// k . k and q . k of a chunk; only 16 x 16 blocks with f <= e are computed. `staged`: two slices of CHUNK rows.
+__device__ __forceinline__ void multiply_heads(float (&key_key)[BLOCKS][BLOCKS], float (&query_key)[BLOCKS][BLOCKS], float* staged,
+                                               const float* query, const float* key, i64 channels, int num_tokens, int row, int column) {
   float* const keys = staged;
   float* const queries = staged + CHUNK * SLICE_ROW;
-
-  if (threadIdx.x < WARP) {
-    float2 gate[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const int t = 2 * threadIdx.x + i;
-      gate[i] = t < num_tokens ? gates[(i64)(first + t) * num_value_heads + head] : make_float2(0.f, 0.f);
-      beta[t] = gate[i].x;
-    }
-    running_sums(sums, gate[0].y, gate[1].y);
-  }
-
-  // Rows i = row + 16 e, columns j = column + 16 f; only 16 x 16 blocks with f <= e hold anything.
-  const int row = threadIdx.x / GROUPS, column = threadIdx.x % GROUPS;
-  float key_key[BLOCKS][BLOCKS] = {}, query_key[BLOCKS][BLOCKS] = {};
-  const float* query = mixed + first * channels + key_head * KEY_DIM;
-  const float* key = query + num_key_heads * KEY_DIM;
   for (int start = 0; start < KEY_DIM; start += SLICE) {
     __syncthreads();
     stage_rows(keys, SLICE_ROW, key + start, channels, CHUNK, SLICE, num_tokens, CHUNK_THREADS);
@@ -155,6 +140,41 @@ delta_chunk(float* __restrict__ work, const float* __restrict__ mixed, const flo
     }
   }
   __syncthreads();
+}
+
+// product += left . right for lower triangular matrices, both with rows of LOWER_ROW floats.
+__device__ __forceinline__ void multiply_lower(float (&product)[BLOCKS][BLOCKS], const float* left, const float* right, int row, int column) {
+#pragma unroll
+  for (int s = 0; s < BLOCKS; s++)
+    for (int m = s * GROUPS; m < (s + 1) * GROUPS; m++)
+#pragma unroll
+      for (int e = s; e < BLOCKS; e++)
+#pragma unroll
+        for (int f = 0; f <= s; f++)
+          product[e][f] = fmaf(left[(row + e * GROUPS) * LOWER_ROW + m], right[m * LOWER_ROW + column + f * GROUPS], product[e][f]);
+}
+
+// mixed [T][channels], gates [T][num_value_heads] of delta_conv; chunks [n]: (first token, tokens, first capture, captures).
+// work [n][num_value_heads][CHUNK_WORK]: T, P T, e^(G_i), e^(G_end - G_i). Rows and columns after the chunk's tokens are zero.
+extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 2)
+delta_chunk(float* __restrict__ work, const float* __restrict__ mixed, const float2* __restrict__ gates, const int4* __restrict__ chunks,
+            int num_key_heads, int num_value_heads) {
+  __shared__ __align__(16) float staged[2 * CHUNK * SLICE_ROW < CHUNK * LOWER_ROW ? CHUNK * LOWER_ROW : 2 * CHUNK * SLICE_ROW];
+  __shared__ float lower[CHUNK * LOWER_ROW], product[CHUNK / 2 * CHUNK / 2], beta[CHUNK];
+  __shared__ float2 sums[CHUNK];
+  const int4 chunk = chunks[blockIdx.x];
+  const int head = blockIdx.y, first = chunk.x, num_tokens = chunk.y;
+  if (num_tokens < 1) return;  // the whole block
+  const int key_head = key_head_of(head, num_key_heads, num_value_heads);
+  const i64 channels = 2 * num_key_heads * KEY_DIM + num_value_heads * VALUE_DIM;
+
+  if (threadIdx.x < WARP) load_gates(beta, sums, gates + (i64)first * num_value_heads + head, num_tokens, num_value_heads);
+
+  // Rows i = row + 16 e, columns j = column + 16 f of matrices [CHUNK][CHUNK].
+  const int row = threadIdx.x / GROUPS, column = threadIdx.x % GROUPS;
+  float key_key[BLOCKS][BLOCKS] = {}, query_key[BLOCKS][BLOCKS] = {};
+  const float* query = mixed + first * channels + key_head * KEY_DIM;
+  multiply_heads(key_key, query_key, staged, query, query + num_key_heads * KEY_DIM, channels, num_tokens, row, column);
 
   float* const scores = staged;  // P, in place of the slices
 #pragma unroll
@@ -171,14 +191,7 @@ delta_chunk(float* __restrict__ work, const float* __restrict__ mixed, const flo
 
   float* const out = work + ((i64)blockIdx.x * num_value_heads + head) * CHUNK_WORK;
   float seen[BLOCKS][BLOCKS] = {};  // P (I + A)^-1
-#pragma unroll
-  for (int s = 0; s < BLOCKS; s++)
-    for (int m = s * GROUPS; m < (s + 1) * GROUPS; m++)
-#pragma unroll
-      for (int e = s; e < BLOCKS; e++)
-#pragma unroll
-        for (int f = 0; f <= s; f++)
-          seen[e][f] = fmaf(scores[(row + e * GROUPS) * LOWER_ROW + m], lower[m * LOWER_ROW + column + f * GROUPS], seen[e][f]);
+  multiply_lower(seen, scores, lower, row, column);
 #pragma unroll
   for (int e = 0; e < BLOCKS; e++)
 #pragma unroll
@@ -193,7 +206,7 @@ delta_chunk(float* __restrict__ work, const float* __restrict__ mixed, const flo
   }
 }
 
-// ---- 2. the state through the chunks --------------------------------------------------------------------------------------------------
+// ---- 2. advance the state through the chunks --------------------------------------------------------------------------------------------------
 
 constexpr int COLUMNS = 32;
 constexpr int SCAN_THREADS = 128;  // 16 groups of 8: a thread has rows group + 16 e and 4 neighbouring columns
@@ -213,11 +226,11 @@ struct ScanShared {
 static_assert(2 * CHUNK * SLICE_ROW <= SLICES_SIZE && KEY_ROWS * KEY_ROW <= SLICES_SIZE, "slices share their place");
 static_assert(sizeof(ScanShared) <= 48 * 1024, "fixed shared memory");
 
-// The slice to be computed with next, on its way from global memory while the present one is in use.
+// The next slice, in flight from global memory while the current one is in use.
 struct Held {
   float4 part[HELD];
 
-  // ROWS rows of WIDTH floats into part[FROM ...]; rows from `valid` on do not exist and are zero.
+  // Loads ROWS rows of WIDTH floats into part[FROM ...]; rows from `valid` on do not exist and are zero.
   template <int ROWS, int WIDTH, int FROM = 0> __device__ __forceinline__ void fetch(const float* from, i64 stride, int valid) {
 #pragma unroll
     for (int n = 0; n < ROWS * WIDTH / 4 / SCAN_THREADS; n++) {
@@ -287,7 +300,7 @@ __device__ __forceinline__ void store_state(const ScanShared& s, float* to, int 
   for (int i = threadIdx.x; i < columns * KEY_DIM; i += SCAN_THREADS) to[i] = s.state[i % KEY_DIM * STATE_ROW + i / KEY_DIM];
 }
 
-// The three phases of a chunk. Each finds its first slice held, leaves that of the next phase held, and ends behind a barrier.
+// The three phases of a chunk. On entry `held` has the first slice of the phase, on return that of the next phase; each ends with a barrier.
 
 // reads = k^T S, out = q^T S
 __device__ __forceinline__ void read_state(ScanShared& s, Held& held, float4 (&reads)[BLOCKS], float4 (&out)[BLOCKS], const Chunk& chunk,
@@ -347,7 +360,33 @@ __device__ __forceinline__ void advance_state(ScanShared& s, Held& held, const C
   __syncthreads();
 }
 
-// reads [T][V] out. cu_chunks [sequences + 1]: first chunk of each sequence; one without chunks, or with a negative row, is left alone.
+// The values v of a chunk's tokens in this thread's columns, 0 after the tokens; `mine` is false for columns that do not exist.
+__device__ __forceinline__ void load_values(float4 (&values)[BLOCKS], const float* value, i64 channels, int num_tokens, int group, bool mine) {
+#pragma unroll
+  for (int e = 0; e < BLOCKS; e++)
+    values[e] = mine && group + e * GROUPS < num_tokens ? load4(value + (group + e * GROUPS) * channels) : make_float4(0.f, 0.f, 0.f, 0.f);
+}
+
+__device__ __forceinline__ void load_decays(ScanShared& s, const Chunk& chunk) {
+  for (int i = threadIdx.x; i < CHUNK; i += SCAN_THREADS) {
+    s.decay[i] = chunk.work[2 * CHUNK_MATRIX + i];
+    s.decay_to_end[i] = chunk.work[2 * CHUNK_MATRIX + CHUNK + i];
+  }
+}
+
+// X = v - e^G k^T S into s.update, out = e^G q^T S, seen = 0; on entry seen = k^T S and out = q^T S.
+__device__ __forceinline__ void apply_decays(ScanShared& s, const float4 (&values)[BLOCKS], float4 (&seen)[BLOCKS], float4 (&out)[BLOCKS],
+                                             int group, int column) {
+#pragma unroll
+  for (int e = 0; e < BLOCKS; e++) {
+    const int i = group + e * GROUPS;
+    store4(s.update + i * STATE_ROW + column, blend4(values[e], 1.f, seen[e], -s.decay[i]));
+    out[e] = scaled(out[e], s.decay[i]);
+    seen[e] = make_float4(0.f, 0.f, 0.f, 0.f);
+  }
+}
+
+// reads [T][V] out. cu_chunks [sequences + 1]: first chunk of each sequence; one without chunks, or with a negative row, is skipped.
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
 delta_scan(float* __restrict__ reads, const float* __restrict__ mixed, const float* __restrict__ work, float* recurrent, float* snapshot_recurrent,
            i64 state_elements, const int* __restrict__ rows, const int4* __restrict__ chunks, const int* __restrict__ cu_chunks,
@@ -374,23 +413,10 @@ delta_scan(float* __restrict__ reads, const float* __restrict__ mixed, const flo
     const int4 listed = chunks[at];
     const float* const value = mixed + listed.x * channels + 2 * keys + head * VALUE_DIM + first_column + column;
     float4 values_here[BLOCKS], seen[BLOCKS] = {}, out[BLOCKS] = {};
-#pragma unroll
-    for (int e = 0; e < BLOCKS; e++)
-      values_here[e] =
-          mine && group + e * GROUPS < chunk.num_tokens ? load4(value + (group + e * GROUPS) * channels) : make_float4(0.f, 0.f, 0.f, 0.f);
-    for (int i = threadIdx.x; i < CHUNK; i += SCAN_THREADS) {
-      s.decay[i] = chunk.work[2 * CHUNK_MATRIX + i];
-      s.decay_to_end[i] = chunk.work[2 * CHUNK_MATRIX + CHUNK + i];
-    }
-
+    load_values(values_here, value, channels, chunk.num_tokens, group, mine);
+    load_decays(s, chunk);
     read_state(s, held, seen, out, chunk, group, column);
-#pragma unroll
-    for (int e = 0; e < BLOCKS; e++) {
-      const int i = group + e * GROUPS;
-      store4(s.update + i * STATE_ROW + column, blend4(values_here[e], 1.f, seen[e], -s.decay[i]));
-      out[e] = scaled(out[e], s.decay[i]);
-      seen[e] = make_float4(0.f, 0.f, 0.f, 0.f);
-    }
+    apply_decays(s, values_here, seen, out, group, column);
     solve(s, held, seen, out, chunk, group, column);
 #pragma unroll
     for (int e = 0; e < BLOCKS; e++) {

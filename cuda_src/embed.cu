@@ -1,7 +1,7 @@
-// out[t] = table[tokens[t]], dequantized exactly; [T, C] float32 from a matrix of any format. A negative token gives zeros; without
-// tokens row t stands for itself, which dequantizes a whole matrix.
+// out[t] = table[tokens[t]], dequantized exactly; [T, C] float32 from a matrix of any format. Zeros for a negative token. Without
+// `tokens`, out[t] = table[t], which dequantizes a whole matrix.
 //
-// One thread a piece of a row (32 values of a block format, 4 of floats), grid-stride.
+// A thread per group of a row (32 values of a block format, 4 of floats), grid-stride.
 // Variant: QUANT=Q6_K
 // Variant: QUANT=IQ3_S
 // Variant: QUANT=F16

@@ -1,9 +1,9 @@
 // out[t][r] = W[r] . x[t] for many rows of activations; W [R, K] in a block format, x quantized (quantize.cu). Integer dot products.
 //
 // A block of 256 threads makes tiles of 16 M rows of W by 16 N rows of x; thread (i, j) of its 16 x 16 has every 16th of both. W is
-// unpacked and x copied into shared memory, so many groups of 32 columns at a time that each thread has one of W. Grid [row tiles,
-// experts or 1, token tiles]: a block goes on to the token tile gridDim.z further while there is one, so any grid size does. Each output
-// adds its groups from first to last.
+// unpacked and x copied into shared memory, as many groups of 32 columns at a time as give each thread one of W. Grid [row tiles,
+// experts or 1, token tiles]: a block goes on with the token tile gridDim.z further while there is one, so any grid size works. Each
+// output adds its groups from first to last.
 //
 // gate_up kernels: the lower half of the tile's rows are of the gate matrix, the upper half the same rows of the up matrix.
 //
@@ -50,7 +50,7 @@ __device__ __forceinline__ void store_block(Tiles<M, N>& tiles, int row, int gro
   tiles.x_scale[group][row] = make_float2(block.scale, block.sum);
 }
 
-// acc += W . x over the groups in shared memory.
+// acc += W . x for the groups in shared memory.
 template <int M, int N> __device__ __forceinline__ void multiply(float (&acc)[M][N], const Tiles<M, N>& tiles, int groups, int i, int j) {
   for (int group = 0; group < groups; group++) {
     Values32 w[M];
@@ -94,7 +94,7 @@ __device__ __forceinline__ void gemm(const u8* weights, const u8* second, const 
   const TokenRange range = token_range(pairs, offsets, num_out, pairs_per_row);
   const int groups = columns / 32, first_row = blockIdx.x * OUT_ROWS;
   const int i = threadIdx.x / SIDE, j = threadIdx.x % SIDE;
-  // This thread's unit of W: one row, one group of each step. Neighbours take neighbouring groups.
+  // This thread's unit of W: one row, one group of each step. Neighbouring threads have neighbouring groups.
   const int unit_row = threadIdx.x / GROUPS, unit_group = threadIdx.x % GROUPS;
   const bool is_up = GATED && unit_row >= OUT_ROWS;
   const int matrix_row = min(first_row + unit_row - (is_up ? OUT_ROWS : 0), R - 1);
@@ -104,7 +104,7 @@ __device__ __forceinline__ void gemm(const u8* weights, const u8* second, const 
     float acc[M][N] = {};
     for (int group = 0; group < groups; group += GROUPS) {
       const int now = min(GROUPS, groups - group);
-      __syncthreads();  // the tiles before are used up
+      __syncthreads();  // the previous tiles are done
       if (unit_group < now) {
         Values32 piece;
         Format::load(piece, from, group + unit_group, columns, grid);

@@ -1,8 +1,8 @@
 // out[t][r] = W[r] . x[t] for many rows of activations; W [R, K] float32, float16 or bfloat16, x and the sums float32.
 //
 // A block of 256 threads makes tiles of 16 M rows of W by 16 N rows of x; thread (i, j) of its 16 x 16 has every 16th of both. Both are
-// brought to float in shared memory, 32 columns at a time. Grid [row tiles, experts or 1, token tiles]: a block goes on to the token tile
-// gridDim.z further while there is one. Each output adds its columns from first to last.
+// converted to float in shared memory, 32 columns at a time. Grid [row tiles, experts or 1, token tiles]: a block goes on with the token
+// tile gridDim.z further while there is one. Each output adds its columns from first to last.
 //
 // Experts: see gemm.cuh; W is a stack [E, R, K]. Not measured on a GPU yet.
 // Variant: QUANT=F32
@@ -42,7 +42,7 @@ __device__ __forceinline__ void gemm(const u8* weights, const float* x, const in
   for (int start = range.begin + blockIdx.z * SIDE * N; start < range.end; start += gridDim.z * SIDE * N) {
     float acc[M][N] = {};
     for (int column = 0; column < columns; column += COLUMNS) {
-      __syncthreads();  // the tiles before are used up
+      __syncthreads();  // the previous tiles are done
       for (int unit = threadIdx.x; unit < SIDE * M * COLUMNS / 4; unit += THREADS) {
         const int row = unit / (COLUMNS / 4), vector = unit % (COLUMNS / 4);
         const u8* from = matrix + min(first_row + row, R - 1) * Format::row_bytes(columns);

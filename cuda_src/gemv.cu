@@ -1,15 +1,15 @@
 // out[t][r] = W[r] . x[t] for few rows of activations; W [R, K] in any format, straight from its blocks.
 //
-// `lanes` neighbouring lanes (a power of two up to 32, chosen from K alone) share a row of W: each takes every lanes-th piece, then they
-// add up. A lane has TOKENS rows of x at once, and two rows of W (plain kernels for one or two tokens; gate and up of the others), so
-// that pieces of both are used several times. The order of additions of one output depends on K alone: the same bits whatever the
+// `lanes` neighbouring lanes (a power of two up to 32, chosen from K alone) share a row of W: each takes every lanes-th piece, then
+// their sums are added. A lane has TOKENS rows of x at once, and two rows of W (plain kernels for one or two tokens; gate and up), so
+// that loaded values are used several times. The order of additions of one output depends on K alone, so it has the same bits for any
 // number of tokens. Blocks of 128 threads, grid [ceil(R / rows of a block), ceil(T / TOKENS)].
 //
 // Experts: W is a stack [E, R, K] and output row p (a pair of token and rank) is W[experts[p]] . x[p / pairs_per_row]; a negative expert
-// gives zeros. One output row a thread block only (gemv_1, gate_up_1).
+// gives zeros. These kernels have one output row per thread block (gemv_1, gate_up_1).
 //
-// Not measured on a GPU yet. Suspects: 34-byte blocks of Q8_0 read a lane each are loads that do not coalesce; repacking or staging in
-// shared memory would end that, behind Format::load.
+// Not measured on a GPU yet. Suspect: lanes that read 34-byte blocks of Q8_0 do not coalesce. Repacking, or staging in shared memory,
+// would help; both fit behind Format::load.
 // Variant: QUANT=Q8_0
 // Variant: QUANT=Q6_K
 // Variant: QUANT=IQ2_XS
@@ -20,7 +20,7 @@
 
 constexpr int THREADS = 128;
 
-// Over `lanes` neighbouring lanes; all 32 must come.
+// Sum over `lanes` neighbouring lanes. Called by all 32.
 __device__ __forceinline__ float lanes_sum(float v, int lanes) {
   for (int offset = lanes / 2; offset; offset /= 2) v += __shfl_xor_sync(ALL_LANES, v, offset);
   return v;
@@ -45,7 +45,7 @@ __device__ __forceinline__ void dots(float (&sums)[ROWS][TOKENS], const u8* cons
     for (int t = 0; t < TOKENS; t++) sums[r][t] = lanes_sum(sums[r][t], lanes);
 }
 
-// Activations of the output rows from `first` on; beyond the last one they repeat it.
+// Activations of the output rows from `first` on; after the last row, that row again.
 template <int TOKENS>
 __device__ __forceinline__ void rows_of_x(const Activation* (&x)[TOKENS], const void* all, int first, int num_out, int pairs_per_row, int columns) {
   const i64 stride = Format::row_activations(columns);

@@ -1,12 +1,12 @@
-// Log probabilities in the model's own distribution: of given tokens, and of the best ones. n asked for, V vocabulary.
+// Log probabilities in the model's own distribution, of n given tokens and of the best ones. V vocabulary.
 //
-// One block each, grid [n]; the row is read for its maximum, for the sum, and three times more where the best are wanted.
+// A block per token, grid [n]. The row is read for its maximum and for the sum, and three times more for the best ones.
 #include "select.cuh"
 
-// values[i] = log softmax(logits[rows[i]])[targets[i]]. NaN where a logit is not finite or the target is negative (a token that
+// values[i] = log softmax(logits[rows[i]])[targets[i]]. NaN if a logit is not finite or the target is negative (a token that
 // could not be sampled). A negative row is padding: zeros.
 // top_ids, top_values [n][most_top] (or nullptr): the top_counts[i] best, best first, among equals the lower id; then -1 and 0. None
-// where a logit is not finite. most_top <= LISTED.
+// if a logit is not finite. most_top <= LISTED.
 extern "C" __global__ void __launch_bounds__(1024, 1)
 logprob(float* __restrict__ values, int* __restrict__ top_ids, float* __restrict__ top_values, const float* __restrict__ logits,
         const int* __restrict__ rows, const int* __restrict__ targets, const int* __restrict__ top_counts, int most_top, int V, float unit) {

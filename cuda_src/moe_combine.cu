@@ -6,8 +6,8 @@
 
 constexpr int THREADS = 256;
 
-// parts [T k][C]: pair t * k + r stands at positions[t * k + r], or at its own number where that is nullptr. `shared` [T][C] may be
-// nullptr, and then x and shared_router are. Tokens whose first expert is negative are padding and stay as they are.
+// parts [T k][C]: pair t * k + r is row positions[t * k + r], or row t * k + r if that is nullptr. `shared` [T][C], x and shared_router
+// may be nullptr together. Tokens with a negative first expert are padding and stay as they are.
 extern "C" __global__ void __launch_bounds__(THREADS)
 moe_combine(float* __restrict__ hidden, const float* __restrict__ parts, const int* __restrict__ positions, const int* __restrict__ experts,
             const float* __restrict__ weights, const float* __restrict__ shared, const float* __restrict__ x,

@@ -1,11 +1,11 @@
-// (token, rank) pairs in the order of their experts, so that each expert's rows stand together. Stable and without atomics where order
-// matters: pair t * k + r comes before later pairs of the same expert. n = T k pairs, E experts.
+// (token, rank) pairs in the order of their experts, so that each expert's rows are contiguous. Stable, and without atomics that could
+// change the order: pair t * k + r comes before later pairs of the same expert. n = T k pairs, E experts.
 //
 //  moe_sort_few                           up to FEW pairs in one block
 //  moe_count, moe_offsets, moe_scatter    any number, CHUNK pairs a block (moe_offsets: one block)
 //
 // offsets [E + 1]: expert e has sorted[offsets[e] .. offsets[e + 1]); the last is the number of pairs that have an expert. sorted [n]:
-// pairs, -1 behind the last. positions [n] (or nullptr): where in `sorted` a pair stands, -1 for pairs without an expert (padding).
+// pairs, then -1. positions [n] (or nullptr): index of each pair in `sorted`, -1 for pairs without an expert (padding).
 #include "warp.cuh"
 
 constexpr int MOST_EXPERTS = 1024;
@@ -13,7 +13,7 @@ constexpr int FEW = 2048;
 constexpr int CHUNK = 1024;
 constexpr int THREADS = 512;
 
-// The sum over the lanes below.
+// The sum over lower lanes.
 __device__ __forceinline__ int warp_prefix_before(int v) {
   int running = v;
 #pragma unroll
@@ -32,7 +32,7 @@ __device__ __forceinline__ void count_pairs(int* counts, const int* experts, int
   __syncthreads();
 }
 
-// One warp: counts to the first place of each expert. Gives the sum of all.
+// One warp: turns counts into the first place of each expert. Returns the total.
 __device__ __forceinline__ int counts_to_offsets(int* counts, int E) {
   const int share = (E + WARP - 1) / WARP, begin = min(E, lane_index() * share), end = min(E, begin + share);
   int sum = 0;
@@ -47,7 +47,7 @@ __device__ __forceinline__ int counts_to_offsets(int* counts, int E) {
   return __shfl_sync(ALL_LANES, running, WARP - 1);
 }
 
-// One warp, in order; next[e] is where the next pair of expert e goes.
+// One warp, in order; next[e]: place of the next pair of expert e.
 __device__ __forceinline__ void place_pairs(int* sorted, int* positions, int* next, const int* experts, int begin, int end) {
   for (int start = begin; start < end; start += WARP) {
     const int i = start + lane_index(), expert = i < end ? experts[i] : -1;
@@ -86,7 +86,7 @@ moe_count(int* __restrict__ counts, const int* __restrict__ experts, int n, int 
   for (int e = threadIdx.x; e < E; e += blockDim.x) counts[(i64)blockIdx.x * E + e] = mine[e];
 }
 
-// counts: to the first place of each chunk's pairs, counted from the expert's first.
+// Turns counts into the first place of each chunk's pairs, relative to the expert's first.
 extern "C" __global__ void __launch_bounds__(THREADS)
 moe_offsets(int* __restrict__ offsets, int* __restrict__ sorted, int* __restrict__ counts, int num_chunks, int n, int E) {
   __shared__ int totals[MOST_EXPERTS];
@@ -110,7 +110,7 @@ moe_offsets(int* __restrict__ offsets, int* __restrict__ sorted, int* __restrict
   for (int i = total + threadIdx.x; i < n; i += blockDim.x) sorted[i] = -1;
 }
 
-// One warp a chunk.
+// A warp per chunk.
 extern "C" __global__ void __launch_bounds__(32)
 moe_scatter(int* __restrict__ sorted, int* __restrict__ positions, const int* __restrict__ offsets, const int* __restrict__ counts,
             const int* __restrict__ experts, int n, int E) {

@@ -1,6 +1,6 @@
-// Where a step ends: final hidden rows out of the residual stream, and out of the live rows. C hidden, T tokens, B sequences.
+// Final hidden rows from the residual stream, into live rows and snapshots or for logits. C hidden, T tokens, B sequences.
 //
-// One block a row, as in rms_norm.cu, with the same order of additions: a token's row has the same bits wherever it goes.
+// A block per row, as in rms_norm.cu, with the same order of additions: the hidden row of a token has the same bits everywhere.
 #include "common.cuh"
 #include "warp.cuh"
 
@@ -25,7 +25,7 @@ final_hidden(float* __restrict__ live_rows, float* __restrict__ snapshots, const
   norm_row((capture < 0 ? live_rows : snapshots) + to * stride + offset, hidden + (i64)token * C, weight, C, epsilon, scratch);
 }
 
-// out[i] = norm(hidden[tokens[i]]), zeros where the token is negative. Grid [n].
+// out[i] = norm(hidden[tokens[i]]), zeros for a negative token. Grid [n].
 extern "C" __global__ void __launch_bounds__(1024)
 hidden_rows(float* __restrict__ out, const float* __restrict__ hidden, const float* __restrict__ weight, const int* __restrict__ tokens, int C,
             float epsilon) {
@@ -37,7 +37,7 @@ hidden_rows(float* __restrict__ out, const float* __restrict__ hidden, const flo
     for (int i = threadIdx.x; i < C; i += blockDim.x) to[i] = 0.f;
 }
 
-// out[i] = the hidden row in live row rows[i], zeros where that is negative. Grid [n].
+// out[i] = the hidden row in live row rows[i], zeros for a negative row. Grid [n].
 extern "C" __global__ void __launch_bounds__(1024)
 live_hidden(float* __restrict__ out, const float* __restrict__ live_rows, const int* __restrict__ rows, i64 stride, i64 offset, int C) {
   const int row = rows[blockIdx.x];

@@ -1,5 +1,5 @@
-// Tokens that one step samples and the next evaluates, without the host: next[row] is the token sampled last for a live row, or -1
-// where the answer ends with it.
+// Passes tokens from the step that samples them to the step that evaluates them, without the host: next[row] is the token sampled last
+// for a live row, or -1 if the answer ends with it.
 #include "common.cuh"
 
 // n samples, one thread each. stops[cu_stops[i] .. cu_stops[i + 1]): ids that end the answer. A negative row: nobody goes on from this
@@ -15,8 +15,8 @@ pending_note(int* __restrict__ next, const int* __restrict__ tokens, const int* 
   next[rows[i]] = token;
 }
 
-// B sequences, one thread each. Where the first token is -1 and the row is not (that is padding), the token is put in its place; if
-// there is none, the sequence becomes padding.
+// B sequences, one thread each. A first token of -1 in a live row is replaced by next[row]; if that is -1 too, the sequence becomes
+// padding.
 extern "C" __global__ void __launch_bounds__(64)
 pending_resolve(int* __restrict__ tokens, int* __restrict__ rows, const int* __restrict__ cu_seqlens, const int* __restrict__ next,
                 int num_sequences) {

@@ -1,13 +1,13 @@
-// Between the projections and attention: bias, RMS norm and partial rotation of each query and key head, keys and values into their
-// pages. Biases and norms are null where the architecture has none.
+// From projections to attention: bias, RMS norm and partial rotation of each query and key head; writes keys and values to their pages.
+// Biases and norms are nullptr if the architecture has none.
 //
 // query[t][h] = rotated(norm(query[t][h] + bias)) in place; K and V pages of the token's position = rotated(norm(key + bias)), value +
-// bias. The rotation turns dimension j with j + rotary / 2, or 2 j with 2 j + 1 (interleaved), and leaves those from `rotary` on. The
-// gate behind each query head stays.
-// Tokens of padding sequences (negative row) and beyond the last sequence touch nothing and get a zero row of `out`: the attention
-// kernels pass over them.
+// bias. The rotation turns dimension j with j + rotary / 2, or 2 j with 2 j + 1 (interleaved), and not those from `rotary` on. The
+// gate after each query head stays.
+// Tokens of padding sequences (negative row) and after the last sequence write no page and get a zero row of `out`, which the attention
+// kernels do not write.
 //
-// Grid [T, ceil((H + 2 H_kv) / 4)], a warp a head: H query heads, then H_kv key heads, then H_kv value heads.
+// Grid [T, ceil((H + 2 H_kv) / 4)], a warp per head: H query heads, then H_kv key heads, then H_kv value heads.
 //
 // Variant: HEAD_DIM=256 KV=__half
 // Variant: HEAD_DIM=128 KV=float
@@ -38,7 +38,7 @@ __device__ __forceinline__ int live_sequence(const int* cu_seqlens, const int* r
   return rows[low] < 0 ? -1 : low;
 }
 
-// norm(head) * weight (all of it as it is without a weight) into shared memory `to`. One warp.
+// norm(head) * weight, or the head itself without a weight, into shared memory `to`. One warp.
 __device__ __forceinline__ void norm_head(const float (&x)[LANE_DIMS], float* to, const float* weight, float epsilon) {
   const int lane = lane_index();
   float squares = 0.f;

@@ -1,7 +1,7 @@
 // Rows of float32 [T, K] to blocks of 32 signed bytes for dp4a, [T, K / 32] Q8Block: scale = amax / 127, q = x / scale rounded to nearest
 // even, sum = scale * (q[0] + ... + q[31]).
 //
-// Eight lanes a block, four values a lane; grid-stride over the blocks of all rows. Thread blocks are whole warps.
+// Eight lanes per block, four values per lane; grid-stride over the blocks of all rows. Thread blocks are whole warps.
 #include "quant.cuh"
 #include "warp.cuh"
 
@@ -11,19 +11,19 @@ __device__ __forceinline__ int pack_bytes(int a, int b, int c, int d) {
   return a & 255 | (b & 255) << 8 | (c & 255) << 16 | d << 24;
 }
 
-// Clamped for the sake of what is not a number: it becomes some byte.
+// Clamped, so that NaN becomes some byte.
 __device__ __forceinline__ int to_byte(float v) { return __float2int_rn(fminf(fmaxf(v, -127.f), 127.f)); }
 
 extern "C" __global__ void __launch_bounds__(256) quantize(const float* __restrict__ x, Q8Block* __restrict__ out, i64 num_blocks) {
   const int part = threadIdx.x % LANES;
   const i64 step = global_threads() / LANES;
-  // All lanes of a warp make the same number of turns, as they meet in the reductions.
+  // All lanes of a warp run the same number of iterations, because the reductions need them all.
   const i64 turns = ceil_div(num_blocks, step);
   i64 index = global_thread() / LANES;
   for (i64 turn = 0; turn < turns; turn++, index += step) {
     const bool inside = index < num_blocks;
     const float4 v = inside ? reinterpret_cast<const float4*>(x)[index * LANES + part] : make_float4(0.f, 0.f, 0.f, 0.f);
-    // Compared as bits, a NaN is the largest: it reaches the scale instead of being lost in a byte.
+    // Compared as bits, NaN is the largest: it reaches the scale instead of becoming a byte.
     u32 largest = max(max(__float_as_uint(fabsf(v.x)), __float_as_uint(fabsf(v.y))),
                       max(__float_as_uint(fabsf(v.z)), __float_as_uint(fabsf(v.w))));
 #pragma unroll

@@ -1,11 +1,11 @@
 // out[i] = x[t] / sqrt(mean(x[t]^2) + epsilon) * weight, over rows of C floats.
 //
-// One block a row, grid [rows]. The row is read twice; the second time it comes from the cache. The order of additions depends on C
-// and the block size only, so a row has the same bits alone and among others.
+// A block per row, grid [rows]. The row is read twice, the second time from the cache. The order of additions depends only on C and the
+// block size, so a row has the same bits alone and among others.
 #include "common.cuh"
 #include "warp.cuh"
 
-// Index arrays may be nullptr: row i then. `to_stride` and `to_offset` count floats: a row may land inside something larger.
+// Index arrays may be nullptr, which means row i. `to_stride` and `to_offset` count floats: a row may be part of a larger one.
 extern "C" __global__ void __launch_bounds__(1024)
 rms_norm(const float* __restrict__ x, const int* __restrict__ from_row, const float* __restrict__ weight, float* __restrict__ out,
          const int* __restrict__ to_row, i64 to_stride, i64 to_offset, int C, float epsilon) {

@@ -1,6 +1,6 @@
 // The experts of each token: the k largest of E logits (equal ones: lower index first) and the softmax over them, scaled. T tokens.
 //
-// One warp a token, all its logits in registers as integers that order as they should; k rounds of a warp maximum. Grid
+// A warp per token, all its logits in registers as integers with the order of the floats; k rounds of a warp maximum. Grid
 // [ceil(T / 4)]. PER_LANE is ceil(E / 32); k is at most 32, each lane finishing one expert.
 // Variant: PER_LANE=4
 // Variant: PER_LANE=16
@@ -13,8 +13,8 @@
 
 constexpr int THREADS = 128;
 
-// A logit that is NaN comes last, as numpy's sort has it; a token that has to take one gets NaN weights. `rows` (or nullptr): a
-// negative one marks a padding token, which gets no experts (-1) and weights of zero.
+// NaN logits come last, as in numpy's sort; a token that must take one gets NaN weights. `rows` (or nullptr): a negative row marks a
+// padding token, which gets no experts (-1) and weights of zero.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
 router(int* __restrict__ experts, float* __restrict__ weights, const float* __restrict__ logits, const int* __restrict__ rows, int T, int E,
        int k, float scale) {

@@ -2,18 +2,18 @@
 // sums. n samples, V vocabulary.
 //
 //  sample_copy, sample_adjust  a grammar's mask, bias, penalties and bans, on a copy of the row (one row may have several samples)
-//  sample_best                 the best of each part of a row, grid [parts, n]; a row alone would leave most of the GPU idle
-//  sample_choose               temperature, top-k, top-p, min-p and the draw, one block a sample
+//  sample_best                 the best of each part of a row, grid [parts, n]; one block per row would leave most of the GPU idle
+//  sample_choose               temperature, top-k, top-p, min-p and the draw, a block per sample
 //
-// A pass of one block over a long row is what costs, so a rough histogram first finds the few values that top-k or top-p can keep;
-// these are listed in shared memory. Where they are too many (a flat distribution), the same steps run over the whole row.
+// Passes of one block over a long row dominate the cost, so a rough histogram first finds the few values that top-k or top-p can keep and
+// lists them in shared memory. If they are too many (a flat distribution), the same steps run over the whole row.
 // Loser on paper: a histogram of the leading bits at once; nearly all logits share three of its bins and atomics queue up. Not measured
 // on a GPU yet.
 #include "select.cuh"
 
 constexpr float LARGEST = 3.402823466e38f;
 
-// What is asked of a sample. `row`: of the logits, negative: padding, gives token 0. `adjusted`: row of the copies, or -1.
+// The parameters of a sample. `row`: of the logits; negative is padding and gives token 0. `adjusted`: row of the copies, or -1.
 // int4 (row, adjusted, top_k, row of the masks or -1); numbers: TEMPERATURE .. UNIFORM of each.
 constexpr int NUMBERS = 7;
 enum { TEMPERATURE, TOP_P, MIN_P, UNIFORM, REPETITION, PRESENCE, FREQUENCY };
@@ -33,7 +33,7 @@ sample_copy(float* __restrict__ adjusted, const float* __restrict__ logits, cons
   }
 }
 
-// One thread an adjustment; no two of a sample have the same token. Rounded once. What the mask took out stays out.
+// A thread per adjustment; the tokens of a sample's adjustments are different. Rounded once. Masked tokens stay excluded.
 extern "C" __global__ void __launch_bounds__(256)
 sample_adjust(float* __restrict__ adjusted, const int4* __restrict__ samples, const double* __restrict__ numbers,
               const int4* __restrict__ adjustments, const double* __restrict__ bias, int num_adjustments, int V) {
@@ -50,7 +50,7 @@ sample_adjust(float* __restrict__ adjusted, const int4* __restrict__ samples, co
   }
 }
 
-// best [n][parts]: the best of each part as `ranked`, all ones when a logit of the model there is not finite.
+// best [n][parts]: the best of each part as `ranked`, all ones if a logit of the part is not finite.
 extern "C" __global__ void __launch_bounds__(256)
 sample_best(u64* __restrict__ best, const float* __restrict__ logits, const float* __restrict__ adjusted, const int4* __restrict__ samples,
             int V) {
@@ -68,7 +68,7 @@ sample_best(u64* __restrict__ best, const float* __restrict__ logits, const floa
   if (threadIdx.x == 0) best[(i64)blockIdx.y * gridDim.x + blockIdx.x] = mine;
 }
 
-// How likely a value is relative to the best, at most 1, and that in fixed point: the sum of a row stays below 2^63.
+// Probability of a value relative to the best, at most 1, and the same in fixed point: the sum of a row stays below 2^63.
 struct Likely {
   float best, temperature, unit;
   __device__ __forceinline__ float of(float value) const { return expf((value - best) / temperature); }
@@ -80,7 +80,7 @@ __device__ __forceinline__ u64 share_of(double share, u64 total) {
   return target < 1 ? 1 : (target > total ? total : target);
 }
 
-// The token drawn. `top_p_target`: what top-p must reach, 0: not known yet.
+// Draws the token. `top_p_target`: the sum that top-p must reach, 0 if not known yet.
 template <class Source>
 __device__ __forceinline__ int draw(const Source& source, int n, const Likely& likely, int top_k, const double* number, u64 top_p_target,
                                     SelectScratch& scratch) {

@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
-from svc.compute.cache_plan import plan_caches
+from svc.compute.cache_plan import plan_caches, step_sizes
 from svc.compute.model_file import OpenedModel, open_configured
 from svc.compute.ops import Ops
-from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner
+from svc.compute.runner import ModelRunner
 from svc.config import Config, inapplicable
 from svc.errors import BackendUnavailableError, ConfigError, ModelFileError
 from svc.gguf.gguf_file import GgufFile
@@ -87,9 +87,8 @@ def prepare(config: Config, logger: Logger, on_compile: Callable[[str], None] | 
 
 def plan_memory_for(config: Config, opened: OpenedModel, ops: Ops) -> tuple[MemoryPlan, str | None]:
     """The caches' sizes, and a warning if the machine's memory cannot hold the weights beside them."""
-    layout = opened.config.memory_layout(config.page_tokens, config.kv_type)
-    sizes = (config.max_slots, config.max_step_tokens, MAX_LOGIT_ROWS, opened.file.file_bytes)
-    on_device = ops.bytes_for_caches(opened.config, layout, *sizes)
+    sizes = step_sizes(config, opened.config, config.max_slots)
+    on_device = ops.bytes_for_caches(sizes, opened.file.file_bytes)
     return plan_caches(config, opened, on_device, available_memory_bytes())
 
 

@@ -1,13 +1,13 @@
-// Attention of 16 query rows a warp over keys and values in pages, on tensor cores and yet as exact as float32.
+// Attention of 16 query rows a warp over keys and values in pages, on tensor cores with the precision of float32.
 //
 // A row is one query head at one token; the rows of a tile belong to one sequence and one KV head (row r: token r / group, query head
 // r % group of the KV head's `group`). An operand x goes in as two float16, high + low, which together hold 22 bits: queries, weights of
-// the softmax, and keys and values too where pages are float32. Float16 pages are exact as they are: two products then, not three.
-// Values beyond 65504, which float16 pages cannot hold either, give NaN.
+// the softmax, and, with float32 pages, keys and values too. Float16 pages are exact, so two products suffice instead of three. Values
+// beyond 65504, which float16 pages cannot hold either, give NaN.
 //
-// Keys at and after `end`, the last that any row of the tile sees, are neither read nor multiplied: their place in shared memory is zero.
-// Keys before `end` that a row may not see are tokens of this very step and get weight 0. As 0 times NaN is NaN, values in such tiles
-// that are not finite are set to 0, and rows that do see one become NaN by their sums.
+// Keys from `end` on, which no row of the tile sees, are not read: their place in shared memory is zero. Keys before
+// `end` that a row must not see are tokens of this step and get weight 0. Because 0 times NaN is NaN, values in such tiles that are not
+// finite are set to 0, and rows that do see one become NaN through their sums.
 #pragma once
 #include "common.cuh"
 #include "half.cuh"
@@ -28,15 +28,15 @@ static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "head sizes are multiples o
 static_assert(KEYS % 16 == 0 && KEYS <= WARP, "a lane for each key");
 
 constexpr int ROWS = 16;              // query rows of a warp
-constexpr int STRIDE = HEAD_DIM + 8;  // of a row in shared memory, in halves: an odd number of 16 bytes, so ldmatrix meets no bank twice
+constexpr int STRIDE = HEAD_DIM + 8;  // of a row in shared memory, in halves: an odd number of 16 bytes, so ldmatrix has no bank conflicts
 constexpr int PARTS = sizeof(KV) == 4 ? 2 : 1;  // of a key or value in shared memory: high, low
-// Of launch bounds. Left to choose, ptxas spills a few registers to gain a block.
+// For launch bounds: without it ptxas spills a few registers to gain a block.
 constexpr int MIN_BLOCKS = HEAD_DIM > 128 ? 2 : 3;
-// Float32 pages go through registers on their way: more at once spills with heads of 256.
+// Float32 pages go through registers; more at once spills with heads of 256.
 constexpr int PIECES_AT_ONCE = PARTS == 2 ? 2 : 4;
 constexpr int QUAD = 4;                         // lanes that hold one row of a fragment
 
-// Halves of shared memory that a tile of KEYS keys and their values takes.
+// Halves of shared memory of a tile of KEYS keys and their values.
 constexpr int TILE_HALVES = 2 * PARTS * KEYS * STRIDE;
 
 struct HalfPair {
@@ -55,15 +55,15 @@ __device__ __forceinline__ int num_live_tokens(const int* cu_seqlens, const int*
 }
 
 // ---- queries -----------------------------------------------------------------------------------------------------------------------
-// Rows first_row .. first_row + ROWS - 1 of a sequence, `num_rows` of which exist.
+// Rows first_row .. first_row + ROWS - 1 of a sequence, of which `num_rows` exist.
 struct RowTile {
   int first_token, group, first_row, num_rows, num_heads, first_head;
 
   __device__ __forceinline__ int token(int row) const { return first_token + row / group; }
   __device__ __forceinline__ i64 head(int row) const { return (i64)token(row) * num_heads + first_head + row % group; }
-  // The last position that all rows of the tile see; it has a row.
+  // The last position that all rows of the tile see. The tile has at least one row.
   __device__ __forceinline__ int first_position(const int* positions) const { return positions[token(first_row)]; }
-  // The last position that a row among the first `rows` rows of the tile sees, -1 where there is no row.
+  // The last position that any of the first `rows` rows of the tile sees, -1 without a row.
   __device__ __forceinline__ int last_position(const int* positions, int rows) const {
     const int row = min(first_row + rows, num_rows) - 1;
     return row < first_row ? -1 : positions[token(row)];
@@ -136,14 +136,14 @@ template <int TEAM> __device__ __forceinline__ void team_sync() {
   else __syncthreads();
 }
 
-// Whether a key's values were not finite stands behind them, in the padding of its row.
+// The mark of a key with values that are not finite is in the padding after them.
 __device__ __forceinline__ u32* bad_mark(f16* values, int key) { return reinterpret_cast<u32*>(values + key * STRIDE + HEAD_DIM); }
 
 __device__ __forceinline__ bool any_not_finite(u32 pair) {  // of float16: all bits of the exponent set
   return (pair & 0x7c00u) == 0x7c00u || (pair & 0x7c000000u) == 0x7c000000u;
 }
 
-// Marks every key of a tile of values, and clears the values of the bad ones. A warp a row; a barrier before and after.
+// Marks every key of a tile of values, and clears values that are not finite. A warp per row; a barrier before and after.
 template <int TEAM> __device__ __forceinline__ void clear_bad_values(f16* values) {
   constexpr int ROW_PIECES = HEAD_DIM / 8;
   for (int key = threadIdx.x % TEAM / WARP; key < KEYS; key += TEAM / WARP) {
@@ -267,7 +267,7 @@ struct Rows {
     }
   }
 
-  // Rows that see a marked key of the tile of values.
+  // Makes NaN the sums of rows that see a marked key.
   __device__ __forceinline__ void spoil(f16* values, int first) {
     for (int n = 0; n < KEYS / 8; n++)
       for (int c = 0; c < 2; c++) {
@@ -287,8 +287,8 @@ struct Rows {
 
 // Tiles of KEYS keys from `first` in steps of `step`, before `end`. TEAM threads (a warp, or the whole block) share `tile`
 // [TILE_HALVES] and call this with equal first, step, end and `seen`, the last key that all their rows see. `last`: the last key that
-// any row of this warp sees. Values arrive while scores are computed, the next keys while values are added up. On return others may
-// still read the tile.
+// any row of this warp sees. Values are loaded while scores are computed, the next keys while values are added. Other threads may still
+// read the tile on return.
 template <int TEAM>
 __device__ __forceinline__ void attend(Rows& rows, const f16* query, int query_low, f16* tile, const Pages& pages, int first, int step,
                                        int end, int seen, int last, float scale) {
@@ -301,7 +301,7 @@ __device__ __forceinline__ void attend(Rows& rows, const f16* query, int query_l
     float scores[KEYS / 8][4];
     const bool sees = first <= last;
     copy_async_wait<0>();
-    team_sync<TEAM>();  // keys are there, and nobody reads the values of the tile before
+    team_sync<TEAM>();  // keys are loaded, and the previous values are done
     load_rows<TEAM>(values, pages.values, offset, first, end);
     copy_async_commit();
     if (sees) {
@@ -309,7 +309,7 @@ __device__ __forceinline__ void attend(Rows& rows, const f16* query, int query_l
       rows.weigh(scores, first, scale);
     }
     copy_async_wait<0>();
-    team_sync<TEAM>();  // values are there, and nobody reads keys
+    team_sync<TEAM>();  // values are loaded, and the keys are done
     if (first + step < end) {
       offset = pages.lane_offset(first + step, end);
       load_rows<TEAM>(keys, pages.keys, offset, first + step, end);

@@ -1,4 +1,4 @@
-// Included by every kernel: short type names, shared memory of a launch's size, 64-bit addresses.
+// Included by every kernel: short type names, dynamic shared memory, 64-bit addresses.
 //
 // How to add a kernel `foo`
 //  1. `svc/compute/reference/` has the operation. It is the oracle; write it first.
@@ -7,22 +7,22 @@
 //         extern "C" __global__ void __launch_bounds__(256) foo(const float* __restrict__ x, float* __restrict__ out, int C)
 //     The declaration is the contract: device layer and emulator read it (svc/compute/cuda/signature.py). Scalars: int, u32,
 //     i64, u64, float. Arrays: the numpy type of the element; bf16 is uint16; structs (quantized blocks) are uint8; a launch
-//     passes None for nullptr. `const` on what is only read, `__restrict__` where nothing else writes it. No entries made by
-//     macros: the parser would not see them.
+//     passes None for nullptr. `const` for arrays that are only read, `__restrict__` for arrays that nothing else writes. Do not
+//     generate entries by macros: the parser would not see them.
 //  3. Sizes that shape the code (head size, quant type, rows a block) are `-D` names: `device.module("foo", {"HEAD_DIM": 128})`. Give each
-//     a default by #ifndef, so that the file compiles alone. Loop sizes that do not matter to the code are arguments.
-//     Lines `// Variant: HEAD_DIM=64 ROWS=8` in the file's head list what the compile test builds (none: the defaults).
-//  4. `svc/compute/cuda/foo.py`: one launcher a kernel, `foo(device, out, x, ..., stream=None)`; it alone knows grid and block.
-//  5. Tests: through the emulator against the reference, in all orders and builds (the `device` fixture of tests/cuda_src/). NVRTC compiles
-//     the file for all architectures by itself; `make kernels` prints registers and occupancy, and fails on a spill.
-//     Without a second number in the launch bounds the assembler guesses at an occupancy and spills a few bytes for it: say how many
-//     blocks a multiprocessor shall hold, `__launch_bounds__(256, 4)` (65536 / (4 * 256) = 64 registers at most).
+//     a default by #ifndef, so that the file compiles alone. Sizes of loops are arguments.
+//     Lines `// Variant: HEAD_DIM=64 ROWS=8` in the file's head list the builds of the compile test (none: the defaults).
+//  4. `svc/compute/cuda/foo.py`: one launcher per kernel, `foo(device, out, x, ..., stream=None)`; it alone knows grid and block.
+//  5. Tests: through the emulator against the reference, in all orders and builds (the `device` fixture of tests/cuda_src/). The compile test
+//     finds the file and builds it for all architectures; `make kernels` prints registers and occupancy, and fails on a spill.
+//     Without a second number in the launch bounds the assembler guesses an occupancy and spills a few bytes for it: give the number of
+//     blocks per multiprocessor, `__launch_bounds__(256, 4)` (65536 / (4 * 256) = 64 registers at most).
 //
 // Rules
-//  - Only this folder's headers may ask for CUDA_EMU (defined by the emulator). PTX lives in ptx.cuh, each with its other form.
+//  - Only headers in this folder may test CUDA_EMU (defined by the emulator). PTX is in ptx.cuh, each with an equivalent for the emulator.
 //  - Element offsets are 64-bit before the first multiplication: `(i64)row * C`.
 //  - Reductions have one fixed tree that depends on the block size alone (warp.cuh), never on the number of rows or an atomic float.
-//  - No early `return` before a barrier or a warp collective; all lanes of the mask must come.
+//  - No early `return` before a barrier or a warp collective; all lanes of the mask must reach it.
 //  - One block does not wait for another. Two passes are two launches.
 //  - No libraries, no <cstdint>: NVRTC has neither. INFINITY and NAN are defined here.
 #pragma once
@@ -43,7 +43,7 @@ typedef unsigned long long u64;
 #define NAN __int_as_float(0x7fffffff)
 #endif
 
-// DYNAMIC_SHARED(float, row); inside a kernel: `T* row`, as many bytes as the launch gives, aligned to 16. Once a kernel.
+// DYNAMIC_SHARED(float, row); inside a kernel: `T* row` with the bytes that the launch asked for, aligned to 16. Once per kernel.
 #ifdef CUDA_EMU
 #define DYNAMIC_SHARED(T, name) T* const name = reinterpret_cast<T*>(emu::context.dynamic_shared)
 #else
@@ -54,7 +54,7 @@ typedef unsigned long long u64;
 
 __device__ __forceinline__ i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
 
-// Index of this thread among all of a one-dimensional grid, and their number.
+// Index of this thread in a one-dimensional grid, and the number of threads.
 __device__ __forceinline__ i64 global_thread() { return (i64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ i64 global_threads() { return (i64)gridDim.x * blockDim.x; }
 

@@ -1,9 +1,9 @@
-// What the kernels of a Gated DeltaNet layer share (ARCH_SPEC 6). K = num_key_heads * KEY_DIM, V = num_value_heads * VALUE_DIM; the channels
-// of the convolution are q | k | v, 2 K + V of them.
+// Shared by the kernels of a Gated DeltaNet layer (docs/model_math.md). K = num_key_heads * KEY_DIM, V = num_value_heads * VALUE_DIM; the
+// channels of the convolution are q | k | v, 2 K + V of them.
 //
 // A recurrent state is [num_value_heads][VALUE_DIM][KEY_DIM], key dimension fastest ("vk"): a value column is contiguous, and columns do
-// not depend on each other. Convolution rows kept are [TAPS - 1][channels], raw, oldest first. Both lie inside a live row or a snapshot
-// snapshot of `state_elements` floats; the pointers already stand at the layer's part of row or snapshot 0.
+// not depend on each other. The stored convolution rows are [TAPS - 1][channels], raw, oldest first. Both are part of a live row or
+// snapshot of `state_elements` floats; the pointers are at the layer's part of row or snapshot 0.
 #pragma once
 #include "common.cuh"
 #include "warp.cuh"
@@ -25,7 +25,7 @@ static_assert(KEY_DIM % 16 == 0 && KEY_DIM <= 128 && VALUE_DIM % 16 == 0 && VALU
 static_assert(TAPS >= 2, "a convolution over one token keeps no rows");
 
 constexpr int CHUNK = 64;  // most tokens of a chunk of the prefill form
-// What a chunk of one value head needs of its tokens before the state is known; written by delta_chunk, read by delta_scan.
+// The part of a chunk of one value head that does not depend on the state; written by delta_chunk, read by delta_scan.
 constexpr int CHUNK_MATRIX = CHUNK * CHUNK;
 constexpr int CHUNK_WORK = 2 * CHUNK_MATRIX + 2 * CHUNK;
 
@@ -44,7 +44,7 @@ __device__ __forceinline__ int sequence_of(const int* cu_seqlens, int num_sequen
   return low;
 }
 
-// The raw channel of the token `index` after the first of its sequence; negative: of the rows kept from before.
+// The raw channel of the token `index` after the first of its sequence; negative: a stored row.
 __device__ __forceinline__ float raw_value(const float* raw, const float* kept, int channels, int first, int index, int channel) {
   return index >= 0 ? raw[(i64)(first + index) * channels + channel] : kept[(i64)(TAPS - 1 + index) * channels + channel];
 }
@@ -59,7 +59,7 @@ __device__ __forceinline__ float convolved(const float* raw, const float* kept, 
   return silu(sum);
 }
 
-// What a q or k head is multiplied by: the L2 norm, and for q also 1 / sqrt(KEY_DIM).
+// The scale of a q or k head: one over the L2 norm, and for q also 1 / sqrt(KEY_DIM).
 __device__ __forceinline__ float head_scale(float squares, float epsilon, bool is_query) {
   const float norm = 1.f / sqrtf(squares + epsilon);
   return is_query ? norm * (1.f / sqrtf((float)KEY_DIM)) : norm;

@@ -1,4 +1,4 @@
-// float16 and bfloat16: conversions under one name each, so that a template or a -D type does for all three float types.
+// float16 and bfloat16: conversions under one name each, so that a template or a -D type works for all three float types.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -17,5 +17,5 @@ template <> __device__ __forceinline__ float from_float<float>(float x) { return
 template <> __device__ __forceinline__ f16 from_float<f16>(float x) { return __float2half_rn(x); }
 template <> __device__ __forceinline__ bf16 from_float<bf16>(float x) { return __float2bfloat16_rn(x); }
 
-// A float16 that lies in a quantized block as two bytes, at any even address.
+// A float16 stored as two bytes of a quantized block, at any even address.
 __device__ __forceinline__ float half_bits(u16 bits) { return __half2float(__ushort_as_half(bits)); }

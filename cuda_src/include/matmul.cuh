@@ -1,4 +1,4 @@
-// What the matrix kernels share: how a finished value enters the output.
+// Shared by the matrix kernels: how a finished value is written to the output.
 #pragma once
 #include "common.cuh"
 

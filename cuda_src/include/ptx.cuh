@@ -1,10 +1,10 @@
-// The instructions that C++ has no name for: asynchronous copies, ldmatrix and tensor core multiply-adds. The emulator has the
-// same by function.
+// Instructions without a name in C++: asynchronous copies, ldmatrix and tensor core multiply-adds. The emulator has functions that do
+// the same.
 #pragma once
 #include "common.cuh"
 
-// ---- 16 bytes from global to shared memory, without a register where the architecture can (sm_80 on). `valid` false writes
-// zeros and reads nothing. Both aligned to 16. Visible to the thread after its wait, to others after a barrier behind that.
+// ---- 16 bytes from global to shared memory, without a register if the architecture can (sm_80 on). With `valid` false it
+// writes zeros and reads nothing. Both aligned to 16. Visible to the thread after its wait, to others after a barrier that follows.
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global, bool valid = true) {
 #if __CUDA_ARCH__ < 800
   *reinterpret_cast<int4*>(shared) = valid ? *reinterpret_cast<const int4*>(global) : make_int4(0, 0, 0, 0);
@@ -22,7 +22,7 @@ __device__ __forceinline__ void copy_async_commit() {
   asm volatile("cp.async.commit_group;\n" ::: "memory");
 #endif
 }
-// Until at most GROUPS of this thread's committed groups are under way.
+// Waits until at most GROUPS of this thread's committed groups are in flight.
 template <int GROUPS> __device__ __forceinline__ void copy_async_wait() {
 #ifdef CUDA_EMU
   emu::cp_async_wait(GROUPS);

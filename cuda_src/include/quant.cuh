@@ -1,5 +1,4 @@
-// What all block formats share (each format is a file of quant/): integer dot products and loads of 32 bits from where they
-// need not be aligned.
+// Shared by all block formats (each is a file of quant/): integer dot products and unaligned loads of 32 bits.
 #pragma once
 #include "half.cuh"
 

@@ -1,7 +1,7 @@
-// Choosing from one row of numbers by a block of whole warps: the largest ones, the first whose running sum passes a mark.
+// Selection from one row of numbers by a block of whole warps: the largest ones, or the first at which the running sum passes a mark.
 //
-// Every decision is made on integers: values by their bits, weights in fixed point. Integer sums have no order, so the outcome is
-// the same for any block size, thread order and company, though histograms are filled by atomics.
+// Every decision is made on integers: values by their bits, weights in fixed point. Integer sums have no order, so the outcome
+// does not depend on block size, thread order or other rows, although atomics fill the histograms.
 //
 // A "source" has `value(i)` and `id(i)`, ids ascending in i. "Better" means larger, among equals the lower id.
 #pragma once
@@ -9,8 +9,8 @@
 
 constexpr u32 NOT_FINITE = 0xffffffffu;  // an order key that only NaN could have
 constexpr int ALL_IDS = 0x7fffffff;
-constexpr int LISTED = 2048;    // most candidates that are worked on in shared memory
-constexpr int NUM_BINS = 1024;  // of the rough histogram over how far a value is below the best
+constexpr int LISTED = 2048;    // most candidates in shared memory
+constexpr int NUM_BINS = 1024;  // of the rough histogram of distances below the best
 constexpr float BINS_PER_UNIT = 8.f;
 
 // A number that orders as the float does; -0 and 0 are equal.
@@ -22,7 +22,7 @@ __device__ __forceinline__ u32 order_key(float value) {
 __device__ __forceinline__ float key_value(u32 key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
 __device__ __forceinline__ bool is_finite(float value) { return (__float_as_uint(value) & 0x7f800000u) != 0x7f800000u; }
 
-// Larger means better. All ones where the value is not finite, which any maximum keeps.
+// Larger means better. All ones if the value is not finite, which any maximum keeps.
 __device__ __forceinline__ u64 ranked(float value, int id) { return (u64)order_key(value) << 32 | (u32)~id; }
 __device__ __forceinline__ int ranked_id(u64 rank) { return (int)~(u32)rank; }
 __device__ __forceinline__ float ranked_value(u64 rank) { return key_value((u32)(rank >> 32)); }
@@ -39,7 +39,7 @@ struct Candidates {
   __device__ __forceinline__ int id(int i) const { return ids[i]; }
 };
 
-// What is kept of a row: all values above a key, and of those at it the ids up to one.
+// A selection from a row: all values above a key, and of the values at the key those with ids up to a limit.
 struct Cut {
   u32 key;
   int last_id;
@@ -100,7 +100,7 @@ __device__ __forceinline__ u64 block_max_u64(u64 v, u64* parts) {
   return v;
 }
 
-// Each warp owns a run of indices, so that order is kept without a barrier per step.
+// Each warp owns a run of indices, which keeps the order without a barrier per step.
 struct Segment {
   int begin, end;
 };
@@ -142,8 +142,8 @@ template <class Weight, class Mark> __device__ __forceinline__ int first_above(i
   return found;
 }
 
-// The bin, counted from `first` in steps of `step` (1 or -1), in which the running sum reaches `target`, which then is lowered by
-// the sum of the bins before. All bins together must reach it. Every thread gets the bin.
+// The bin, counted from `first` in steps of `step` (1 or -1), in which the running sum reaches `target`. `target` is then reduced
+// by the sum of the earlier bins. All bins together must reach it. Every thread gets the bin.
 __device__ __forceinline__ int reaching_bin(SelectScratch& scratch, int num_bins, int first, int step, u64& target) {
   if (warp_index() == 0) {
     const int share = num_bins / WARP;
@@ -171,8 +171,8 @@ __device__ __forceinline__ void clear_bins(SelectScratch& scratch, int num_bins)
   __syncthreads();
 }
 
-// The fewest best whose weights reach `target` (at least 1, at most the sum of all weights). Equal values that are weighed at all
-// weigh the same, and those that are not have the highest ids.
+// The fewest best whose weights reach `target` (at least 1, at most the sum of all weights). Equal values with a weight
+// have the same weight, and those without one have the highest ids.
 template <class Source, class Weight>
 __device__ __forceinline__ Cut cut_reaching(const Source& source, int n, Weight weight, u64 target, SelectScratch& scratch) {
   u32 key = 0, known = 0;
@@ -193,10 +193,10 @@ __device__ __forceinline__ Cut cut_reaching(const Source& source, int n, Weight 
   return Cut{key, source.id(last)};
 }
 
-// How far a value is below the best, in bins.
+// Distance of a value below the best, in bins.
 __device__ __forceinline__ int bin_of(float value, float best) { return (int)fminf((best - value) * BINS_PER_UNIT, (float)(NUM_BINS - 1)); }
 
-// Fills the rough histogram. Values near each other share a bin, but a warp rarely meets in one as it does in the leading bits.
+// Fills the rough histogram. Near values share a bin, but the lanes of a warp rarely do, as they would with the leading bits.
 template <class Weight> __device__ __forceinline__ void fill_bins(const float* row, int n, float best, Weight weight, SelectScratch& scratch) {
   clear_bins(scratch, NUM_BINS);
   for (int i = threadIdx.x; i < n; i += blockDim.x) {
@@ -206,7 +206,7 @@ template <class Weight> __device__ __forceinline__ void fill_bins(const float* r
   __syncthreads();
 }
 
-// Lists what `wanted` takes in the order of ids and returns how many there are; more than LISTED are not listed.
+// Lists the selected values in the order of ids and returns their number; more than LISTED are not listed.
 template <class Wanted> __device__ __forceinline__ int list_candidates(const float* row, int n, Wanted wanted, SelectScratch& scratch) {
   const Segment mine = segment_of_warp(n);
   int count = 0;

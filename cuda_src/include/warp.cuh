@@ -1,4 +1,4 @@
-// Reductions over a warp and over a block. The order of additions is fixed: equal inputs give equal bits, whatever else runs.
+// Reductions over a warp and over a block. The order of additions is fixed: equal inputs give equal bits.
 #pragma once
 #include "common.cuh"
 
@@ -9,7 +9,7 @@ __device__ __forceinline__ int lane_index() { return threadIdx.x % WARP; }
 __device__ __forceinline__ int warp_index() { return threadIdx.x / WARP; }
 __device__ __forceinline__ int num_warps() { return (blockDim.x + WARP - 1) / WARP; }
 
-// Every lane gets the result, the same bits. All 32 lanes must come.
+// Every lane gets the result, with the same bits. Called by all 32 lanes.
 __device__ __forceinline__ float warp_sum(float v) {
 #ifdef EMU_FAST_REDUCE  // the emulator's quick build: the five shuffles in one rendezvous, same order
   return emu::warp_sum(v);

@@ -1,19 +1,19 @@
-// What a weight format is to the kernels, and the tools that the formats are written with.
+// The interface between weight formats and kernels, and the tools to write formats with.
 //
-// A format (one struct a GGUF type, chosen by -D QUANT=<name>) says how a row is cut and how one piece of it becomes registers:
-//   GROUP                 values of a piece: what one lane takes at a time
-//   Activation            what it is multiplied with: Q8Block (a row is columns / 32 of them) or float
+// A format (one struct a GGUF type, chosen by -D QUANT=<name>) divides a row into pieces and unpacks them into registers:
+//   GROUP                 values of a piece, which one lane takes at a time
+//   Activation            the other factor: Q8Block (a row is columns / 32 of them) or float
 //   Piece, load(...)      a piece in registers, `index` counting pieces of the row
-//   dot(sum, ...)         sum + piece . activations, always in one order of float operations
-//   value(piece, i)       dequantized as svc/gguf/quant does it, the same bits
+//   dot(sum, ...)         sum + piece . activations, always with float operations in one order
+//   value(piece, i)       dequantized, with the bits of svc/gguf/quant
 //   row_bytes(columns), row_activations(columns)  of a row: bytes of weights, number of Activation
-// A block format only writes unpack(): 32 integers with one scale for all or two for the halves, and minima where it has them.
-// Blocks lie in memory as in the file. Where their size is no multiple of 4, words are put together from aligned ones: an array of
-// weights begins aligned to 16 bytes and ends with at least 16 bytes that may be read (svc/compute/cuda/weights.py).
+// A block format only has unpack(): 32 integers with one scale for all or two for the halves, and minima in some formats. Blocks are in
+// memory as in the file. If their size is not a multiple of 4, words are assembled from aligned ones: an array of weights begins aligned
+// to 16 bytes and ends with at least 16 bytes that may be read (svc/compute/cuda/weights.py).
 #pragma once
 #include "quant.cuh"
 
-// value[i] = scale[i / 16] * q[i] - minimum[i / 16]; the second of each only where the format has HALVES == 2.
+// value[i] = scale[i / 16] * q[i] - minimum[i / 16]; the second of each only with HALVES == 2.
 struct Values32 {
   int q[8];  // four signed bytes each
   float scale[2], minimum[2];
@@ -49,7 +49,7 @@ template <class Format, int BLOCK_VALUES, int BLOCK_BYTES, int SCALES, bool MINI
     return dot_words(sum, piece, words, block.scale, block.sum);
   }
 
-  // Integers are exact; the floats are joined in one order whoever calls.
+  // Integers are exact; the floats are joined in one order for every caller.
   __device__ __forceinline__ static float dot_words(float sum, const Piece& piece, const int (&x)[8], float scale, float total) {
     int products[2] = {0, 0};
 #pragma unroll
@@ -73,7 +73,7 @@ template <class Format, int BLOCK_VALUES, int BLOCK_BYTES, int SCALES, bool MINI
 __device__ __forceinline__ u16 load_u16(const u8* p) { return *reinterpret_cast<const u16*>(p); }  // p is even
 __device__ __forceinline__ float load_half(const u8* p) { return half_bits(load_u16(p)); }
 
-// N words from any address: up to 3 bytes before and 4 behind them are read too.
+// N words from any address: reads up to 3 bytes before and 4 bytes after them.
 template <int N> __device__ __forceinline__ void load_words(u32 (&words)[N], const u8* p) {
   const u32 shift = ((u32)(u64)p & 3) * 8;
   const u32* from = reinterpret_cast<const u32*>(p - shift / 8);
@@ -104,7 +104,7 @@ template <int N> __device__ __forceinline__ void load_words_align16(u32 (&words)
 __device__ __forceinline__ int sub_bytes(u32 bytes, u32 k) { return (int)(((bytes | 0x80808080u) - k * 0x01010101u) ^ 0x80808080u); }
 // Bit i of the low four, to the lowest bit of byte i.
 __device__ __forceinline__ u32 spread_bits(u32 bits) { return (bits & 15) * 0x00204081u & 0x01010101u; }
-// Byte i negated where bit i is set; bytes are 1 .. 127.
+// Byte i negated if bit i is set; bytes are 1 .. 127.
 __device__ __forceinline__ int negate_bytes(u32 bytes, u32 bits) {
   const u32 one = spread_bits(bits);
   return (int)((bytes ^ one * 255u) + one);

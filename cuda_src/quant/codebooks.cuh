@@ -1,7 +1,7 @@
 // The IQ1, IQ2 and IQ3 formats: values come from the format's grid, 8 or 4 bytes an entry, in device memory.
 //
-// Magnitudes are bytes 1 .. 62 and get their signs here; entries of IQ1 are -1, 0, 1, kept as 8 (entry + 1), so that the shift of an
-// eighth can be added in integers.
+// Magnitudes are bytes 1 .. 62 and get their signs here; entries of IQ1 are -1, 0, 1, stored as 8 (entry + 1), so that the shift of an
+// eighth is an integer.
 #pragma once
 #include "blocks.cuh"
 

@@ -10,7 +10,7 @@ template <class T> struct FloatFormat {
   __device__ __forceinline__ static i64 row_bytes(int columns) { return (i64)columns * sizeof(T); }
   __device__ __forceinline__ static int row_activations(int columns) { return columns; }
 
-  // What lies behind the end of the row is zero.
+  // Zeros after the end of the row.
   template <class Element> __device__ __forceinline__ static Piece four(const Element* row, int index, int columns) {
     struct alignas(4 * sizeof(Element)) Vector { Element e[4]; };
     Piece piece;

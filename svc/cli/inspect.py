@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from svc.cli.options import MEMORY_KEYS, METADATA_KEYS, add_options, load
-from svc.compute.cache_plan import plan_caches
+from svc.compute.cache_plan import plan_caches, step_sizes
 from svc.compute.model_file import OpenedModel, open_configured
 from svc.config import Config
 from svc.gguf.gguf_file import GgufFile
@@ -149,12 +149,9 @@ def inspect_model(config: Config, available_bytes: int, gpu: "CudaOps | None" = 
 
 
 def _gpu_report(config: Config, gpu: "CudaOps", opened: OpenedModel) -> GpuReport:
-    from svc.compute.runner import MAX_LOGIT_ROWS
-
-    memory, layout = gpu.device.memory(), opened.config.memory_layout(config.page_tokens, config.kv_type)
-    sizes = (config.max_slots, config.max_step_tokens, MAX_LOGIT_ROWS)
-    for_caches_bytes = gpu.bytes_for_caches(opened.config, layout, *sizes, opened.file.file_bytes)
-    steps_bytes = gpu.bytes_for_steps(opened.config, layout, *sizes)
+    memory, sizes = gpu.device.memory(), step_sizes(config, opened.config, config.max_slots)
+    for_caches_bytes = gpu.bytes_for_caches(sizes, opened.file.file_bytes)
+    steps_bytes = gpu.bytes_for_steps(sizes)
     return GpuReport(gpu.device.name, memory.total_bytes, memory.free_bytes, steps_bytes, for_caches_bytes)
 
 

@@ -42,15 +42,15 @@ def load_bare(
     Warnings and, unless `quiet`, progress go to stderr. `on_disk`: the weights are in a file, not in memory already.
     ModelFileError; MemoryBudgetError if there is too little free memory.
     """
-    from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner
+    from svc.compute.cache_plan import step_sizes
+    from svc.compute.runner import ModelRunner
     from svc.model.arch import load_model
 
     for remark in opened.remarks:
         print(f"headrace: warning: {remark.reason}", file=sys.stderr)
-    layout = opened.config.memory_layout(config.page_tokens, config.kv_type)
-    plan = MemoryPlan(layout, num_pages, num_rows, num_snapshots)
-    sizes = (num_rows, config.max_step_tokens, MAX_LOGIT_ROWS, opened.file.file_bytes)
-    on_device = ops.bytes_for_caches(opened.config, layout, *sizes)
+    sizes = step_sizes(config, opened.config, num_rows)
+    plan = MemoryPlan(sizes.layout, num_pages, num_rows, num_snapshots)
+    on_device = ops.bytes_for_caches(sizes, opened.file.file_bytes)
     free_bytes = available_memory_bytes() if on_device is None else on_device
     if plan.total_bytes > free_bytes:
         raise MemoryBudgetError(

@@ -1,27 +1,26 @@
-"""The contract between `slots` and `compute`: a step is one value, a `StepBatch`, and gives back one `StepResult`.
+"""The contract between `slots` and `compute`: a step is one value, a `StepBatch`, and its outcome is one `StepResult`.
 
 A backend runs a batch in this fixed order:
 
 0. move pages and states between device and host (`moves`), one after the other,
 1. copy pages (`copies`),
-2. save live rows into snapshots (`saves`) - for states that already stand in a row: end of an answer, a cancel,
+2. save live rows into snapshots (`saves`), for states that are in a row already: the end of an answer, a cancelled request,
 3. start rows: set to zero (`zero_rows`) or copy from a snapshot (`restores`),
-4. forward over all tokens of all `chunks` as one batch, writing `captures` (state right after a token, in mid-chunk too) and,
-   for each chunk, the hidden row of its last token into its live row,
-5. score (`scores`) given target tokens after tokens of the chunks,
-6. sample (`samples`) from the hidden rows of live rows - whether the forward just wrote them or a restore brought them.
+4. forward over all tokens of all `chunks` as one batch; write `captures` (the state right after a token, in mid-chunk too) and
+   the hidden row of each chunk's last token into its live row,
+5. compute the log probability of given target tokens (`scores`) after tokens of the chunks,
+6. sample (`samples`) from the hidden rows of live rows, written by this forward or by a restore.
 
-Numbers come from `memory/`; the backend owns every array. A page, row or snapshot number outside the plan is our bug (assert).
+`memory/` hands out the numbers; the backend owns every array. A page, row or snapshot number outside the plan is our bug (assert).
 
-A step may be submitted before the one submitted just before it has ended (`StepBatch.ahead`), and then evaluate a token that this
-one samples: PENDING stands for it. Steps take effect in the order of submission. When the pending token ends its answer (it is
-among `Sample.stops`) or is not finite, the chunk is skipped: row, pages and hidden row stay as they are, and what is sampled from
-that row means nothing. When the earlier step fails, the later one is refused or its effects are worth nothing.
+A step may be submitted before the previous one has ended (`StepBatch.ahead`). It may then evaluate a token that the previous step
+samples, written as PENDING. Steps take effect in the order of submission. If the pending token ends its answer (it is among
+`Sample.stops`) or its logits were not finite, the chunk is skipped: row, pages and hidden row stay as they are, and samples from
+that row are meaningless. If the previous step fails, the later one is refused or its effects are meaningless.
 
-Moves may take longer than the step they come with: `StepResult.moves_over` says how far they are. They are made in order, those
-of one step behind those of the step before; they read what earlier steps have written; and neither this step nor a later one
-writes a place that an unfinished move reads or writes before that move is over - which is the backend's affair. Whatever a move
-brings to the device is read by no step planned before it was over: that is the affair of `memory/` and `slots`.
+Moves may take longer than the step that contains them: `StepResult.moves_over` counts the finished ones. They run in order, and
+they see everything that earlier steps have written. No step may write a place that a pending move still uses; the backend
+enforces it. No step may read a place that a pending move is filling; `memory/` and `slots` plan accordingly.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,11 +35,11 @@ from svc.memory.plan import MemoryPlan
 from svc.memory.tiers import Move
 
 PENDING = -1
-"""In place of a token id: the token that the step submitted just before samples for the same row."""
+"""In place of a token id: the token that the previous step samples for the same row."""
 
 
 class StepRefusedError(RuntimeError):
-    """A step that was planned ahead of one that failed."""
+    """The step was planned on top of one that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class PageCopy:
 
 @dataclass(frozen=True, slots=True)
 class RowSnapshot:
-    """A live row and a snapshot; the direction is said by the field of the batch that holds it."""
+    """A live row and a snapshot; the field of the batch that holds the pair says the direction."""
 
     row: int
     snapshot_id: int
@@ -84,7 +83,7 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The tokens before the one to be sampled: what penalties count."""
+    """The tokens before the sampled one, which penalties count."""
 
     tokens: NDArray[np.int32]  # [Sample.position], the prompt first; the last may be PENDING
     num_prompt: int
@@ -92,7 +91,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Ask for the log probability of the token `target` given all tokens before `position`, the last of them in a chunk."""
+    """Ask for the log probability of the token `target`, given all tokens before `position`; the last of them is in a chunk."""
 
     chunk: int  # index into StepBatch.chunks
     position: int  # absolute, of the target; chunk.start < position <= chunk.end
@@ -109,7 +108,7 @@ step is on its way, so that the mask is made while the device works; it may be c
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Sample one token from the hidden row standing in `row`.
+    """Sample one token from the hidden row in live row `row`.
 
     Randomness is a pure function of (params.seed, choice, position): `position` is the absolute index the new token will have.
     """
@@ -119,7 +118,7 @@ class Sample:
     choice: int
     params: SamplingParams
     banned: tuple[int, ...] = ()  # token ids that must not be sampled here (ignore_eos, min_tokens)
-    history: History | None = None  # given exactly where params.has_penalties
+    history: History | None = None  # given if and only if params.has_penalties
     stops: frozenset[int] = frozenset()  # ids that end the answer: a chunk with this token pending is skipped
     mask: TokenMask | None = None  # a grammar's: no other token may come, not even if bans leave none
 
@@ -127,8 +126,8 @@ class Sample:
 @dataclass(frozen=True, slots=True)
 class StepBatch:
     moves: Sequence[Move] = ()
-    moves_before: int = 0  # how many moves all earlier batches had together
-    await_moves: bool = False  # the step ends only when its moves and all before them are over
+    moves_before: int = 0  # number of moves in all earlier batches
+    await_moves: bool = False  # the step ends only after its moves and all earlier ones
     copies: Sequence[PageCopy] = ()
     saves: Sequence[RowSnapshot] = ()
     zero_rows: Sequence[int] = ()
@@ -137,7 +136,7 @@ class StepBatch:
     captures: Sequence[Capture] = ()
     scores: Sequence[Score] = ()
     samples: Sequence[Sample] = ()
-    ahead: bool = False  # planned before the step submitted just before had ended
+    ahead: bool = False  # planned before the previous step had ended
 
     @property
     def num_tokens(self) -> int:
@@ -159,21 +158,21 @@ class Sampled:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     samples: tuple[Sampled, ...]  # aligned with StepBatch.samples
-    captured: tuple[int, ...]  # snapshots written, by saves and captures; may be published now
+    captured: tuple[int, ...]  # snapshots written by saves and captures; may be published now
     duration_s: float
-    scores: tuple[float, ...] = ()  # aligned with StepBatch.scores: log probabilities; NaN where logits were not finite
-    moves_over: int = 0  # the first so many moves of all batches are done
+    scores: tuple[float, ...] = ()  # aligned with StepBatch.scores: log probabilities; NaN if logits were not finite
+    moves_over: int = 0  # finished moves, counted over all batches
 
 
 class Submitted(Protocol):
-    """A step on its way."""
+    """A submitted step."""
 
     @property
     def finished(self) -> bool:
-        """Whether `result` has nothing to wait for. Rooms that compute on the calling thread say so at once."""
+        """Whether `result` returns without waiting; always true for backends that compute on the calling thread."""
 
     def result(self) -> StepResult:
-        """Waits for the step -> its result, the same each time; raises what made it fail."""
+        """Waits for the step and returns its result, the same each time. Raises the error that made the step fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +194,9 @@ class Backend(Protocol):
     max_step_tokens: int  # most tokens one batch may carry
 
     def submit(self, batch: StepBatch) -> Submitted:
-        """Begins a step. At most one other may be unfinished, and what that one reads and writes is not touched by this call.
+        """Begins a step. At most one other may be unfinished, and this call does not disturb it.
 
-        Raises what made the step fail, or StepRefusedError.
+        Raises the error that made the step fail, or StepRefusedError.
         """
 
     def run(self, batch: StepBatch) -> StepResult:

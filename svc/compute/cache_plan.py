@@ -1,17 +1,26 @@
 """Memory budgets of the settings turned into numbers of pages and snapshots, for a model that is open."""
 
 from svc.compute.model_file import OpenedModel
+from svc.compute.ops import StepSizes
+from svc.compute.runner import MAX_LOGIT_ROWS
 from svc.config import Config
 from svc.memory.auto_budget import FREE_SHARE, resolve_budgets, resolve_host_budgets, weights_remark
 from svc.memory.plan import MemoryPlan, plan_memory, with_host_tier
+from svc.model.model_config import ModelConfig
+
+
+def step_sizes(config: Config, model: ModelConfig, num_rows: int) -> StepSizes:
+    """The largest step of a server with `num_rows` slots."""
+    layout = model.memory_layout(config.page_tokens, config.kv_type)
+    return StepSizes(model, layout, num_rows, config.max_step_tokens, MAX_LOGIT_ROWS)
 
 
 def plan_caches(
     config: Config, opened: OpenedModel, device_bytes: int | None, available_bytes: int
 ) -> tuple[MemoryPlan, str | None]:
-    """Budgets to counts, in both tiers, and what to say of weights that the machine's memory cannot hold.
+    """Numbers of pages and snapshots in both tiers, and a remark if the machine's memory cannot hold the weights as well.
 
-    `device_bytes`: what a device with memory of its own has for caches; None where they stand in the machine's, of which
+    `device_bytes`: memory for caches on a device with memory of its own; None if they are in the machine's memory, of which
     `available_bytes` are free. MemoryBudgetError says what would fit.
     """
     beside_gpu, weights_bytes = device_bytes is not None, opened.file.file_bytes

@@ -1,4 +1,4 @@
-"""One forward pass: all tokens of a step through all layers, in the ops of whatever backend is given."""
+"""One forward pass: all tokens of a step through all layers, with the operations of any backend."""
 
 from svc.compute.ops import Array, Caches, Ops
 from svc.compute.step_inputs import StepInputs
@@ -8,7 +8,7 @@ from svc.model.layers.moe_ffn import MoeFfnWeights
 
 
 def forward(ops: Ops, model: Model, hidden: Array, inputs: StepInputs, caches: Caches) -> None:
-    """hidden [T, C] is overwritten; the results are in the live rows and in the captured snapshots."""
+    """Overwrites hidden [T, C]; the results are in the live rows and in the captured snapshots."""
     ops.embed(hidden, model.embedding, inputs)
     for mixer, ffn in model.layers:
         if isinstance(mixer, DeltaWeights):

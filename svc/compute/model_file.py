@@ -15,7 +15,7 @@ from svc.gguf.tensors import WeightSource
 from svc.model.arch import read_config
 from svc.model.model_config import ModelConfig
 
-# Settings that stand for a metadata key, as `{architecture}.rope.` + this. Their defaults leave the file's value.
+# Settings that override the metadata key `{architecture}.rope.` + this. Their defaults keep the file's value.
 ROPE_KEYS = {
     "rope_scaling": "scaling.type",
     "rope_scale": "scaling.factor",
@@ -30,7 +30,7 @@ YARN_ONLY = ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta
 
 
 class Remark(NamedTuple):
-    """What the operator should be told: a stable word for the log, and one sentence."""
+    """A remark for the operator: a stable word for the log, and one sentence."""
 
     event: str
     reason: str
@@ -38,9 +38,9 @@ class Remark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """What there is to know before a weight is touched."""
+    """A model file, opened and checked; no weight has been read."""
 
-    file: GgufFile  # its metadata is what everybody reads: tokenizer and chat template too
+    file: GgufFile  # with the overridden metadata, which tokenizer and chat template read too
     config: ModelConfig
     source: WeightSource
     context_tokens: int  # longest sequence served
@@ -75,7 +75,7 @@ def open_configured(config: Config) -> OpenedModel:
 
 
 def rope_overrides(config: Config, file: GgufFile) -> dict[str, Scalar]:
-    """The metadata keys that the rope settings stand for; ConfigError for values that make no scaling of this file."""
+    """The metadata keys that the rope settings override. ConfigError for values that give this file no valid scaling."""
     prefix = f"{file.architecture}.rope."
     given = {key: getattr(config, key) for key in ROPE_KEYS if _is_given(config, key)}
     for key, least in (("rope_freq_base", 1), ("yarn_attn_factor", 0), ("yarn_beta_slow", 0), ("yarn_beta_fast", 0)):
@@ -92,7 +92,7 @@ def rope_overrides(config: Config, file: GgufFile) -> dict[str, Scalar]:
 
 
 def rope_without_effect(config: Config, model: ModelConfig) -> list[Remark]:
-    """Rope settings that were changed from their default and do nothing."""
+    """Rope settings that differ from their default and have no effect."""
     scaling = model.rope_scaling
     if scaling is None:
         idle = [key for key in ("rope_scale", "yarn_orig_ctx", *YARN_ONLY) if _is_given(config, key)]
@@ -103,7 +103,7 @@ def rope_without_effect(config: Config, model: ModelConfig) -> list[Remark]:
 
 
 def beyond_training(context_tokens: int, model: ModelConfig) -> list[Remark]:
-    """Whether the context (tokens) is longer than the model is made for: an empty list where it is not."""
+    """A remark if the context (tokens) is longer than the model supports."""
     made_for, scaling = model.full_context, model.rope_scaling
     if context_tokens <= made_for or not model.num_attention_layers:
         return []
@@ -121,6 +121,6 @@ def _added(file: GgufFile, key: str) -> Remark:
 
 
 def _is_given(config: Config, key: str) -> bool:
-    """Any negative number means what -1 means: not set."""
+    """Any negative number means "not set", as -1 does."""
     value = getattr(config, key)
     return bool(value != BY_KEY[key].default and (isinstance(value, str) or value >= 0))

@@ -1,16 +1,17 @@
-"""The index of operations: one coarse contract that numpy, C and CUDA rooms implement under the same names.
+"""The index of operations: one coarse contract that the backends (numpy, C, CUDA) implement under the same names.
 
 Letters: B sequences in the step, T tokens of all of them, C hidden size, V vocabulary, H query heads, H_kv KV heads, D head size,
 H_v / H_k value / key heads of a DeltaNet layer, R live rows, N snapshots, P tokens per page.
 
-Arrays are opaque to callers (`Array`): only the room that made them looks inside. Outputs are preallocated by the caller, every op
-works in place and nothing is read back in the middle of a step. Metadata is `StepInputs` (compute/step_inputs.py): int32 arrays
+Arrays are opaque to callers (`Array`): only the backend that made them looks inside. The caller allocates outputs, every operation
+works in place, and nothing is read back in the middle of a step. Metadata is `StepInputs` (compute/step_inputs.py): int32 arrays
 made once per step. `hidden` is the residual stream, float32 `[T, C]`; mixers and FFNs add to it: `hidden += f(norm(hidden))`.
 
-ARCH_SPEC (the mathematics) in short, per op, is in the docstrings of `reference/`, which is the oracle of the other rooms.
+docs/model_math.md has the mathematics. The docstrings of `reference/`, the oracle of the other backends, repeat it per operation.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,48 +28,57 @@ from svc.model.layers.dense_ffn import DenseFfnWeights
 from svc.model.layers.moe_ffn import MoeFfnWeights
 from svc.model.model_config import ModelConfig
 
-Array = Any  # an array of the room
-Weight = Any  # a matrix [rows, columns] or a stack of them [experts, rows, columns], in its file type, prepared for the room
+Array = Any  # an array of the backend
+Weight = Any  # a matrix [rows, columns] or a stack of them [experts, rows, columns], in its file type, prepared for the backend
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """Everything that the memory of a step depends on: the model, the layout of its caches, and upper bounds."""
+
+    config: ModelConfig
+    layout: MemoryLayout
+    num_rows: int  # live rows
+    max_step_tokens: int
+    logit_rows: int  # most rows of one `logits`
 
 
 class Caches(Protocol):
-    """The device memory of one MemoryPlan: see memory/layout.py for the inner order of each."""
+    """The memory of one MemoryPlan. memory/layout.py has the inner order of each slab."""
 
     plan: MemoryPlan
     kv: Array  # [num_pages, page_elements], kv_type
     rows: Array  # [num_rows, state_elements] float32
     snapshots: Array  # [num_snapshots, state_elements] float32
-    host_kv: Array  # [num_host_pages, page_elements], kv_type: in the machine's memory, like the next
+    host_kv: Array  # [num_host_pages, page_elements], kv_type; in the machine's memory, like the next
     host_snapshots: Array  # [num_host_snapshots, state_elements] float32
 
 
 class Ops(Protocol):
-    """The operations of one room (reference, cpu, cuda)."""
+    """The operations of one backend (reference, cpu, cuda)."""
 
     name: str
-    copies_weights: bool  # `weight` reads all of a tensor; otherwise it may keep the map
-    # Whether operations may go on after they return. Then pending tokens (backend.py) are resolved by `submit`, on the device.
+    copies_weights: bool  # `weight` reads the whole tensor; otherwise it may keep the mapped file
+    # Whether operations may still run after they return. `submit` then resolves pending tokens (backend.py) on the device.
     asynchronous: bool
 
-    def bytes_for_caches(
-        self, config: ModelConfig, layout: MemoryLayout, num_rows: int, max_step_tokens: int, logit_rows: int, weights_bytes: int
-    ) -> int | None:
-        """What a device with memory of its own has left for caches beside weights and steps; None for a room in the machine's.
+    def bytes_for_caches(self, sizes: StepSizes, weights_bytes: int) -> int | None:
+        """Bytes of the device's own memory that weights and steps leave for caches; None if the device has no memory of its own.
 
         MemoryBudgetError when nothing is left."""
 
     def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
-        """Called once, before the first step: makes the scratch memory of the largest step there will be. `logit_rows`: most rows
-        of one `logits`. A room may also allocate as it goes, and must do so when this was not called (single operations)."""
+        """Called once, before the first step: allocates the scratch memory of the largest step. `logit_rows`: most rows of one
+        `logits`. A backend may also allocate as it goes, and must do so if this was not called (single operations)."""
 
     def close(self) -> None:
-        """Ends threads and gives back what the room holds itself; nothing of it may be used afterwards."""
+        """Ends the threads and frees the backend's own memory. Nothing of the backend may be used afterwards."""
 
     # -- arrays and weights -----------------------------------------------------------------------------------------------------
     def weight(self, tensor: GgufTensor, progress: Callable[[int], None] | None = None) -> Weight:
-        """Prepares a quantized or float matrix (2-D) or stack of experts (3-D). Keeps the file's type; may keep the map itself.
+        """Prepares a quantized or float matrix (2-D) or stack of experts (3-D), in the file's type; may keep the mapped file.
 
-        `progress(bytes of the tensor read so far)` is for rooms that copy weights; what it raises ends the load.
+        `progress(bytes of the tensor read so far)` is for backends that copy weights. An exception from it ends the load.
         """
 
     def vector(self, values: NDArray[np.float32]) -> Array:
@@ -82,15 +92,16 @@ class Ops(Protocol):
     def caches(self, plan: MemoryPlan) -> Caches: ...
 
     def mark(self) -> Callable[[], None]:
-        """-> what waits until everything asked for up to this call is done. At most the two latest marks are waited for."""
+        """Returns a function that waits for everything queued up to this call. Only the two latest marks may be waited for."""
 
     # -- cache traffic ----------------------------------------------------------------------------------------------------------
     def move(self, caches: Caches, batch: StepBatch) -> None:
-        """Before all else of a step, where the plan has a host tier: begins `batch.moves`, and sees to it that what the step
-        writes from now on is not written under a move that is not over (compute/backend.py)."""
+        """Begins `batch.moves`, and orders the step's later writes after pending moves of the same places (compute/backend.py).
+
+        Called before everything else of a step, if the plan has a host tier."""
 
     def moves_over(self, *, all_of_them: bool) -> int:
-        """How many moves of all batches are over by now; `all_of_them`: waits for all that have begun."""
+        """Number of finished moves, counted over all batches. `all_of_them`: waits for all that have begun."""
 
     def copy_pages(self, caches: Caches, pairs: NDArray[np.int32]) -> None:
         """pairs [n, 2]: (source, target) pages."""
@@ -106,39 +117,40 @@ class Ops(Protocol):
 
     # -- forward ----------------------------------------------------------------------------------------------------------------
     def submit(self, forward: Callable[[Array, StepInputs], None], hidden: Array, inputs: StepInputs) -> None:
-        """Calls `forward(hidden[:T], inputs)`, or does the same in another way: a graph of an earlier call, padded inputs."""
+        """Calls `forward(hidden[:T], inputs)`, or does the same by other means: a graph of an earlier call, padded inputs."""
 
     def embed(self, hidden: Array, table: Weight, inputs: StepInputs) -> None:
         """hidden[t] = table[tokens[t]], dequantized exactly."""
 
     def delta_mixer(self, hidden: Array, layer: DeltaWeights, inputs: StepInputs, caches: Caches) -> None:
-        """Gated DeltaNet mixer (ARCH_SPEC 6): advances the recurrent and conv state of each sequence's live row through its tokens
-        one by one, writing the state after a captured token into its snapshot, and adds the output to hidden."""
+        """Gated DeltaNet mixer: advances the recurrent and conv state of each sequence's live row through its tokens, writes the
+        state after a captured token into its snapshot, and adds the output to hidden."""
 
     def attention_mixer(self, hidden: Array, layer: AttentionWeights, inputs: StepInputs, caches: Caches) -> None:
-        """Gated full attention (ARCH_SPEC 5): writes K and V of all tokens to pages first, then attends reading only pages."""
+        """Full attention, gated or not: writes K and V of all tokens to pages, then attends reading only pages."""
 
     def dense_ffn(self, hidden: Array, layer: DenseFfnWeights, inputs: StepInputs) -> None:
         """SwiGLU."""
 
     def moe_ffn(self, hidden: Array, layer: MoeFfnWeights, inputs: StepInputs) -> None:
-        """Routed experts, summed in router-rank order, plus the optional gated shared expert (ARCH_SPEC 7)."""
+        """Routed experts, summed in router-rank order, plus the optional gated shared expert."""
 
     def final_hidden(self, hidden: Array, norm: Array, epsilon: float, inputs: StepInputs, caches: Caches) -> None:
         """norm(hidden) of the last token of each sequence into its live row, and of each captured token into its snapshot."""
 
     def hidden_rows(self, out: Array, hidden: Array, norm: Array, epsilon: float, tokens: NDArray[np.int32]) -> None:
-        """out[i] = norm(hidden[tokens[i]]), out [n, C]: after the forward, for any tokens of the step."""
+        """out[i] = norm(hidden[tokens[i]]), out [n, C], for any tokens of the step. After the forward."""
 
     def live_hidden(self, out: Array, rows: NDArray[np.int32], caches: Caches) -> None:
-        """out[i] = the final hidden row that stands in live row rows[i]; out [n, C]."""
+        """out[i] = the final hidden row in live row rows[i]; out [n, C]."""
 
     def logits(self, out: Array, output: Weight, vectors: Array) -> None:
         """out[i] = output . vectors[i]; vectors [n, C] are final hidden rows, out is [n, V] float32."""
 
     def logprobs(self, logits: Array, rows: Sequence[int], targets: Sequence[int]) -> list[float]:
-        """log softmax(logits[rows[i]])[targets[i]], logits [n, V]; NaN where a logit of the row is not finite. Waits for them."""
+        """log softmax(logits[rows[i]])[targets[i]], logits [n, V]; NaN if a logit of the row is not finite. Waits for the
+        result."""
 
     def sample(self, logits: Array, rows: Sequence[int], samples: Sequence[Sample]) -> Callable[[], list[Sampled]]:
-        """samples[i] drawn from logits[rows[i]] [n, V] as sampling/chain.py defines -> what waits for the tokens, to be called
-        once."""
+        """Draws samples[i] from logits[rows[i]] [n, V] as sampling/chain.py defines. Returns a function that waits for the tokens;
+        call it once."""

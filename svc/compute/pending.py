@@ -1,7 +1,7 @@
-"""Pending tokens put in their places on the host, once the step before is known.
+"""Replaces pending tokens on the host, once the result of the previous step is known.
 
-Rooms that compute on the calling thread know it by then. The cuda room does this on the device (cuda/pending.py), but for samples
-with penalties, which count tokens on the host.
+For backends that compute on the calling thread: they know it by then. The cuda backend does this on the device (cuda/pending.py),
+except for samples with penalties, which count tokens on the host.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from svc.compute.backend import PENDING, Chunk, Sample, Sampled, StepBatch
 
 
 def has_pending_history(batch: StepBatch) -> bool:
-    """Whether a sample counts a token that is not known yet."""
+    """Whether the penalties of a sample count a token that is still pending."""
     return any(sample.history is not None and sample.history.tokens[-1] == PENDING for sample in batch.samples)
 
 
 def resolve(batch: StepBatch, before: Sequence[Sample], sampled: Sequence[Sampled]) -> tuple[StepBatch, list[int]]:
-    """The batch with the tokens that the step before sampled, and which of its samples are left.
+    """The batch with the tokens that the previous step sampled, and the indices of the samples it keeps.
 
-    Chunks whose token ends the answer or is not finite are gone, and the samples of their rows with them.
+    A chunk is dropped if its token ends the answer or is not finite, together with the samples of its row.
     """
     tokens = {wanted.row: found.token for wanted, found in zip(before, sampled, strict=True)}
     ended = {wanted.row for wanted in before if tokens[wanted.row] < 0 or tokens[wanted.row] in wanted.stops}

@@ -1,8 +1,8 @@
 """Perplexity as llama-perplexity measures it: log probabilities of the second half of each chunk of a text.
 
-The text's tokens are cut into chunks of n_ctx; each chunk starts from nothing, its first half is only context. Chunks run several
-at once, each in a live row of its own, and in pieces of whatever length a step has room for: on the cpu device neither changes a
-bit, and the sums are taken in the order of the text.
+A chunk here is llama-perplexity's: n_ctx tokens that start from an empty state, of which the first half is context only. Several
+run at once, each in a live row of its own, and a step evaluates any part of each. On the cpu device neither changes a bit. The
+sums are taken in the order of the text.
 """
 
 import math
@@ -16,7 +16,7 @@ from svc.compute.backend import Backend, Chunk, Score, StepBatch
 
 Float64 = NDArray[np.float64]
 Int32 = NDArray[np.int32]
-MIN_CHUNK_TOKENS = 4  # of these one is scored
+MIN_CHUNK_TOKENS = 4  # one of them is scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,14 @@ class Perplexity:
 
 
 def first_scored(chunk_tokens: int) -> int:
-    """Position in a chunk of the first token whose probability counts: the one behind the first half and one more."""
+    """Position in a chunk of the first token whose probability counts: one more than half of the chunk."""
     return chunk_tokens // 2 + 1
 
 
 def cut(tokens: Int32, chunk_tokens: int, bos_id: int | None = None) -> Int32:
-    """[n] -> whole chunks [n // chunk_tokens, chunk_tokens]; what is left over is dropped.
+    """[n] -> whole chunks [n // chunk_tokens, chunk_tokens]; the rest of the text is dropped.
 
-    `bos_id`: for models that want one, what every chunk begins with instead of its own first token.
+    `bos_id` replaces the first token of every chunk, for models that need a BOS token.
     """
     assert chunk_tokens >= MIN_CHUNK_TOKENS, chunk_tokens
     num_chunks = len(tokens) // chunk_tokens
@@ -48,7 +48,7 @@ def cut(tokens: Int32, chunk_tokens: int, bos_id: int | None = None) -> Int32:
 
 
 def estimate(nll: Float64) -> Perplexity:
-    """From negative log probabilities [n] in the order of the text, n >= 1; the error is infinite where n is 1."""
+    """From negative log probabilities [n] in the order of the text, n >= 1; the error is infinite if n is 1."""
     mean = float(nll.mean())
     variance = max(float(np.square(nll).mean()) - mean * mean, 0.0)
     value = math.exp(mean)
@@ -59,8 +59,8 @@ def estimate(nll: Float64) -> Perplexity:
 def score_chunks(backend: Backend, chunks: Int32, on_step: Callable[[int, Float64], None] = lambda done, nll: None) -> Float64:
     """Negative log probabilities of the scored half of each chunk, [n, chunk_tokens - first_scored]; NaN for broken logits.
 
-    Uses all rows of the backend's plan, which must have pages for a chunk in each. `on_step` is told after every step how many
-    tokens are done in all and what is known so far: NaN where nothing is yet.
+    Uses all rows of the backend's plan, which must have pages for a chunk in each. After every step, `on_step` gets the number of
+    tokens done in all and the array so far, with NaN for unknown entries.
     """
     first = first_scored(chunks.shape[1])
     nll = np.full((len(chunks), chunks.shape[1] - first), np.nan)
@@ -96,7 +96,7 @@ class _Part:
         return Chunk(self.row, self.start, self.tokens[self.start : self.end], self.pages)
 
     def scored(self, first: int) -> range:
-        """Positions whose tokens are predicted in this part."""
+        """Positions of the tokens that this part predicts."""
         return range(max(self.start + 1, first), self.end + 1)
 
     def scores(self, index: int, first: int) -> list[Score]:
@@ -104,7 +104,7 @@ class _Part:
 
 
 def _steps(backend: Backend, chunks: Int32) -> Iterator[list[_Part]]:
-    """Every row takes the next chunk as soon as it is free; a step's tokens are shared evenly among the rows at work.
+    """Every free row takes the next chunk; the tokens of a step are divided evenly among the busy rows.
 
     The last token of a chunk is only predicted, never evaluated.
     """

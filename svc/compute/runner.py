@@ -1,8 +1,8 @@
-"""ModelRunner: one model, one room of operations, one memory plan, together a Backend.
+"""ModelRunner: one model, one backend's operations and one memory plan make a Backend.
 
 A step is the list in backend.py's docstring, top to bottom. Nothing is read back from the device before the tokens, and at most
-MAX_LOGIT_ROWS rows of logits exist at a time. Where operations go on after they return, `submit` only queues them, and the tokens
-are read when the result is asked for.
+MAX_LOGIT_ROWS rows of logits exist at a time. With asynchronous operations `submit` only queues them, and `result` reads the
+tokens.
 """
 
 import time
@@ -21,10 +21,10 @@ from svc.memory.plan import MemoryPlan
 from svc.memory.tiers import MoveKind
 from svc.model.arch.model import Model
 
-MAX_LOGIT_ROWS = 64  # rows of logits held at once: a row of a large vocabulary is a megabyte
+MAX_LOGIT_ROWS = 64  # rows of logits in memory at once; a row of a large vocabulary is a megabyte
 
 
-NOTHING = Sampled(-1)  # of a row whose chunk was skipped
+NOTHING = Sampled(-1)  # for a row whose chunk was skipped
 
 
 class SubmittedStep:
@@ -40,10 +40,10 @@ class SubmittedStep:
         return self._result is not None
 
     def result(self) -> StepResult:
-        """Raises what a device that works by itself has run into."""
+        """Raises the error of an asynchronous device."""
         if self._result is None:
             assert self._collect is not None
-            self._result, self._collect = self._collect(), None  # which holds buffers of the device
+            self._result, self._collect = self._collect(), None  # the closure holds buffers of the device
         return self._result
 
 
@@ -65,7 +65,7 @@ class ModelRunner:
         self._hidden = ops.empty((max_step_tokens, model.config.hidden_size))
         self._vectors = ops.empty((MAX_LOGIT_ROWS, model.config.hidden_size))
         self._logits = ops.empty((MAX_LOGIT_ROWS, model.config.vocab_size))
-        self._latest: SubmittedStep | None = None  # None when it failed
+        self._latest: SubmittedStep | None = None  # None if it failed
         self._idle_since = clock()
 
     def run(self, batch: StepBatch) -> StepResult:
@@ -73,11 +73,11 @@ class ModelRunner:
         return self.submit(batch).result()
 
     def submit(self, batch: StepBatch) -> SubmittedStep:
-        """Queues one step; asserts that its numbers are within the plan. Done on return where operations are."""
+        """Queues one step; asserts that its numbers are within the plan. Done on return if the operations are synchronous."""
         before, self._latest = self._latest, None
         check_batch(batch, self.plan, self.max_step_tokens, self.model.config.vocab_size)
         if batch.ahead and before is None:
-            raise StepRefusedError("the step before, whose end was foreseen, has failed")
+            raise StepRefusedError("the step that this one was planned on top of has failed")
         started, wanted, left = self._clock(), batch, list(range(len(batch.samples)))
         if batch.ahead and before is not None and (not self._ops.asynchronous or has_pending_history(batch)):
             batch, left = resolve(batch, before.samples, before.result().samples)
@@ -88,7 +88,7 @@ class ModelRunner:
         return step
 
     def _queue(self, batch: StepBatch, started: float, left: Sequence[int], num_samples: int) -> Callable[[], StepResult]:
-        """Asks for everything -> what waits for it. `left`: which of `num_samples` samples the batch has."""
+        """Queues all operations; returns a function that waits for them. `left`: indices of the samples kept, of `num_samples`."""
         self._prepare_memory(batch)
         scores: tuple[float, ...] = ()
         if batch.chunks:
@@ -101,7 +101,7 @@ class ModelRunner:
 
         def collect() -> StepResult:
             try:
-                wait()  # before anybody is told that snapshots are written
+                wait()  # nobody may learn of the snapshots before they are written
                 samples = [NOTHING] * num_samples
                 for indices, drawn in draws:
                     for index, sampled in zip(indices, drawn(), strict=True):
@@ -110,7 +110,7 @@ class ModelRunner:
                 self._latest = None
                 raise
             now = self._clock()
-            begun, self._idle_since = max(started, self._idle_since), now  # it may have waited for the step before
+            begun, self._idle_since = max(started, self._idle_since), now  # it may have waited for the previous step
             moves_over = self._ops.moves_over(all_of_them=batch.await_moves) if self.plan.host_tier else 0
             return StepResult(tuple(samples), captured, now - begun, scores, moves_over)
 
@@ -120,13 +120,13 @@ class ModelRunner:
         forward(self._ops, self.model, hidden, inputs, self._caches)
 
     def close(self) -> None:
-        """Lets go of the device memory and closes the ops: the runner is their owner."""
+        """Frees the device memory and closes the ops, which the runner owns."""
         self._latest = None
         del self._caches, self._hidden, self._vectors, self._logits
         self._ops.close()
 
     def _prepare_memory(self, batch: StepBatch) -> None:
-        """Moves, copies, then saves, then the rows that start: a slot can be saved, given away and filled again in one step."""
+        """Moves, copies, saves, then the rows that start: one step can save a row and fill it again for another sequence."""
         ops, caches = self._ops, self._caches
         if self.plan.host_tier:
             ops.move(caches, batch)
@@ -140,7 +140,7 @@ class ModelRunner:
             ops.restore_rows(caches, pairs([(restore.row, restore.snapshot_id) for restore in batch.restores]))
 
     def _score(self, batch: StepBatch, inputs: StepInputs) -> tuple[float, ...]:
-        """Logits after each token that a score follows, then one log probability per score."""
+        """Logits after each token that precedes a scored one, then one log probability per score."""
         tokens = [_token_before(score, batch, inputs) for score in batch.scores]
         norm, epsilon = self.model.output_norm, self.model.config.epsilon
         hidden = self._hidden[: inputs.num_tokens]
@@ -152,7 +152,7 @@ class ModelRunner:
         return tuple(results[index] for index in range(len(batch.scores)))
 
     def _sample(self, batch: StepBatch) -> list[tuple[list[int], Callable[[], list[Sampled]]]]:
-        """Logits of each live row asked for, then one draw per sample -> (indices of samples, what gives their tokens)."""
+        """Logits of each sampled live row, then one draw per sample: (indices of samples, a function that returns their tokens)."""
         places = [wanted.row for wanted in batch.samples]
         by_row = self._in_blocks(places, lambda out, part: self._ops.live_hidden(out, part, self._caches))
         return [
@@ -163,9 +163,9 @@ class ModelRunner:
     def _in_blocks(
         self, places: Sequence[int], gather: Callable[[Any, NDArray[np.int32]], None]
     ) -> Iterator[tuple[Any, list[int], list[int]]]:
-        """(logits [n, V], rows of them, indices into `places` that want these rows); each different place has one row.
+        """Yields (logits [n, V], row of each entry, index of each entry in `places`); equal places share a row.
 
-        `gather` fetches places' hidden rows.
+        `gather` fetches the hidden rows of places.
         """
         wanted_by: dict[int, list[int]] = {}
         for index, place in enumerate(places):
@@ -186,7 +186,7 @@ def _token_before(score: Score, batch: StepBatch, inputs: StepInputs) -> int:
 
 
 def _ends(plan: MemoryPlan) -> dict[MoveKind, tuple[int, int]]:
-    """How many places there are for each kind of move to come from and go to."""
+    """Numbers of source and target places for each kind of move."""
     return {
         MoveKind.PAGE_OUT: (plan.num_pages, plan.num_host_pages),
         MoveKind.PAGE_IN: (plan.num_host_pages, plan.num_pages),
@@ -196,7 +196,7 @@ def _ends(plan: MemoryPlan) -> dict[MoveKind, tuple[int, int]]:
 
 
 def check_batch(batch: StepBatch, plan: MemoryPlan, max_step_tokens: int, vocab_size: int) -> None:
-    """Asserts what `slots` and `memory` owe a backend: a wrong number here would write into another request's memory."""
+    """Asserts the preconditions of a step. A wrong number would write into another request's memory."""
     assert batch.num_tokens <= max_step_tokens, f"{batch.num_tokens} tokens in a step of at most {max_step_tokens}"
     for between in batch.moves:
         sources, targets = _ends(plan)[between.kind]

@@ -1,6 +1,6 @@
 """A step's metadata as int32 arrays, made once from a StepBatch and shared by every layer.
 
-The arrays are host (numpy) arrays here; a device room copies them into fixed buffers of its own.
+The arrays are host (numpy) arrays; a device backend copies them into fixed buffers of its own.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class StepInputs:
 
 
 def pairs(items: Sequence[tuple[int, int]]) -> Int32:
-    """[n, 2] int32, also for n == 0."""
+    """[n, 2] int32, for n == 0 too."""
     return np.array(items, dtype=np.int32).reshape(-1, 2)
 
 

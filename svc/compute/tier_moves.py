@@ -1,4 +1,4 @@
-"""Moves between device and host, as every room makes them: which slabs they join, runs that are one copy, and what steps write."""
+"""Moves between device and host for all backends: source and target slabs, runs that are one copy, places that a step writes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ SLABS = {
     MoveKind.SNAPSHOT_OUT: ("snapshots", "host_snapshots"),
     MoveKind.ROW_IN: ("host_snapshots", "rows"),
 }
-"""Attributes of a room's caches, source and target: slabs [n, elements] of one element type and row size."""
+"""Attributes of a backend's caches, source and target: slabs [n, elements] of one element type and row size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`count` blocks that stand beside each other in both slabs, from `source` and `target` on."""
+    """`count` blocks that are neighbours in both slabs, from `source` and `target` on."""
 
     kind: MoveKind
     source: int
@@ -27,7 +27,7 @@ class Run:
 
 
 def runs(moves: Sequence[Move]) -> Iterator[Run]:
-    """The moves in order, neighbours joined; what goes through a slab backwards is joined too."""
+    """The moves in order, with neighbours joined; a run may go through a slab backwards."""
     start = 0
     while start < len(moves):
         first, end = moves[start], start + 1
@@ -45,7 +45,7 @@ def _continues(first: Move, move: Move, distance: int) -> bool:
 
 
 def move_at_once(caches: Any, moves: Sequence[Move]) -> None:
-    """For rooms whose tiers are both numpy arrays: done when it returns."""
+    """For backends whose tiers are both numpy arrays: done on return."""
     for run in runs(moves):
         source, target = (getattr(caches, name) for name in SLABS[run.kind])
         target[run.target : run.target + run.count] = source[run.source : run.source + run.count]
@@ -53,21 +53,21 @@ def move_at_once(caches: Any, moves: Sequence[Move]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Of the device: pages, live rows and snapshots."""
+    """Pages, live rows and snapshots of the device."""
 
     pages: frozenset[int]
     rows: frozenset[int]
     snapshots: frozenset[int]
 
     def meet(self, other: "Places") -> bool:
-        """Whether any place is in both."""
+        """Whether they have a place in common."""
         return not (
             self.pages.isdisjoint(other.pages) and self.rows.isdisjoint(other.rows) and self.snapshots.isdisjoint(other.snapshots)
         )
 
 
 def places_moved(moves: Sequence[Move]) -> Places:
-    """What moves read or write on the device."""
+    """The places on the device that moves read or write."""
     return Places(
         frozenset(
             move.source if move.kind is MoveKind.PAGE_OUT else move.target
@@ -80,7 +80,7 @@ def places_moved(moves: Sequence[Move]) -> Places:
 
 
 def places_written(batch: StepBatch, page_tokens: int) -> Places:
-    """What the rest of a step writes."""
+    """The places that a step writes apart from its moves."""
     pages = [copy.target for copy in batch.copies]
     for chunk in batch.chunks:
         pages += chunk.pages[chunk.start // page_tokens : -(-chunk.end // page_tokens)].tolist()

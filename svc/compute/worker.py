@@ -1,11 +1,11 @@
 """The compute thread: the one thread that talks to a Backend, and how the event loop waits for it.
 
-A step cannot be stopped half way. So cancelling whoever awaits it cancels the waiting, not the step: the step completes, the
-backend stays consistent, and `settle()` gives its result (or raises its exception) to whoever has to do the bookkeeping.
+A running step cannot be stopped. Cancelling a wait for it therefore cancels the waiting only: the step completes, the backend stays
+consistent, and `ComputeStep.result` still gives the result (or raises the step's exception) for the bookkeeping.
 
-The thread never waits for the loop: a step that was submitted while another ran begins at once behind it. On a device that works
-by itself the thread begins a step, and waits for its end only when somebody asks for the result: by then the next one has been
-begun, if there is one.
+The thread never waits for the loop: a step submitted while another runs begins right behind it. On an asynchronous device the
+thread only queues a step; it waits for the end when the result is asked for, and by then the next step has been queued, if there is
+one.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ Value = TypeVar("Value")
 
 
 class ComputeStep:
-    """A batch on its way through the thread."""
+    """A batch that was submitted to the thread."""
 
     def __init__(self, executor: ThreadPoolExecutor, begun: "asyncio.Future[Submitted]") -> None:
         self._executor = executor
@@ -31,7 +31,7 @@ class ComputeStep:
         return self._begun.done()
 
     async def result(self) -> StepResult:
-        """Waits without blocking the loop; again: gives the same. An exception of the backend is raised here."""
+        """Waits without blocking the loop. Calls after the first give the same result. Raises the backend's exception."""
         submitted = await _outcome(self._begun)
         if submitted.finished:
             return submitted.result()
@@ -54,24 +54,17 @@ class ComputeWorker:
         return f"ComputeWorker({self.backend.name}, {state})"
 
     def submit(self, batch: StepBatch) -> ComputeStep:
-        """Queues a step. Steps take effect one after the other in the order of the calls."""
+        """Queues a step. Steps take effect in the order of the calls."""
         assert not self._closed, "submit after close"
         self._step = ComputeStep(self._executor, _queued(self._executor, self.backend.submit, batch))
         return self._step
 
     async def run(self, batch: StepBatch) -> StepResult:
-        """Submits one step and waits for it. Cancelling this call does not cancel the step: see `settle`."""
+        """Submits one step and waits for it. Cancelling this call does not cancel the step."""
         return await self.submit(batch).result()
 
-    async def settle(self) -> StepResult | None:
-        """Waits for the last step submitted -> its result (again, if it was given before), or None when there was none.
-
-        Raises what the step raised.
-        """
-        return None if self._step is None else await self._step.result()
-
     async def close(self) -> None:
-        """Lets the steps under way complete, closes the backend on its own thread and ends the thread. Again: does nothing."""
+        """Completes the steps under way, closes the backend on its thread and ends the thread. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -81,13 +74,13 @@ class ComputeWorker:
 
 def _queued(executor: ThreadPoolExecutor, call: Callable[..., Value], *args: Any) -> "asyncio.Future[Value]":
     job = asyncio.get_running_loop().run_in_executor(executor, call, *args)
-    # A step whose awaiter was cancelled may fail with nobody asking: that is for settle(), not for the loop's log.
+    # A step may fail after its awaiter was cancelled. Retrieving the exception keeps it out of the loop's log.
     job.add_done_callback(_retrieve)
     return job
 
 
 async def _outcome(job: "asyncio.Future[Value]") -> Value:
-    """`asyncio.wait` and not `await job`: cancelling the wait leaves the job alone, even one still in line for the thread."""
+    """`asyncio.wait` and not `await job`: cancelling the wait does not cancel the job, not even one that has not begun."""
     await asyncio.wait([job])
     return job.result()
 

@@ -1,5 +1,5 @@
 """Model files: the GGUF reader, the tensors an architecture takes from it, and a writer of small files.
 
-The only room that imports `gguf`. Nothing is imported here, because `quant` takes the grids from this room and the
-reader takes the block types from `quant`.
+The only package that imports `gguf`. Nothing is imported here: `quant` imports the grids from this package, and the reader imports
+the block types from `quant`.
 """

@@ -18,13 +18,13 @@ from svc.gguf.overrides import overridden
 from svc.gguf.parts import Part, entries, read_parts, stem
 from svc.gguf.quant import QUANT_TYPES, QUANT_TYPES_BY_ID, QuantType
 
-READ_BYTES = 4 << 20  # read in before anybody is asked whether to go on
-TOUCH_BYTES = 4096  # a page is at least as large
+READ_BYTES = 4 << 20  # read between two calls of a progress function
+TOUCH_BYTES = 4096  # at most a page of memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GgufTensor:
-    """One tensor of a mapped file; nothing of it is in memory before it is touched.
+    """One tensor of a mapped file; the system reads its data on first access.
 
     `shape` is in numpy order, (out, in) for a matrix: the reverse of ggml's `ne`. `type` is a name in QUANT_TYPES.
     `data` is a read-only view of its packed rows, uint8 `shape[:-1] + (bytes per row,)`.
@@ -44,29 +44,24 @@ class GgufTensor:
     def quant(self) -> QuantType:
         return QUANT_TYPES[self.type]
 
-    def float_view(self) -> NDArray[np.float32] | NDArray[np.float16]:
-        """A read-only view of `shape` into the file, for F32 and F16 tensors only."""
-        assert self.type in ("F32", "F16"), f"{self.name} is {self.type}, not F32 or F16"
-        return self.data.view(np.float32) if self.type == "F32" else self.data.view(np.float16)
-
     def dequantize(self) -> NDArray[np.float32]:
         """All values as a new float32 array of `shape`. For some rows only: `quant.dequantize(data[rows])`."""
         return self.quant.dequantize(self.data)
 
     def read_in(self) -> Iterator[int]:
-        """Makes the system read the data from the disk, in order, without copying it; yields the bytes done, now and then.
+        """Makes the system read the data from the disk, in order, without copying it; yields the number of bytes done.
 
-        Other threads run meanwhile. Where all is in memory already it takes a quarter of a second for ten gigabytes.
+        Releases the GIL. Data that is in memory already takes a quarter of a second for ten gigabytes.
         """
         done = 0
         for piece in self.pieces(READ_BYTES):
-            np.maximum(piece[::TOUCH_BYTES].max(), piece[-1])  # numpy lets go of the interpreter for so many
+            np.maximum(piece[::TOUCH_BYTES].max(), piece[-1])  # numpy releases the GIL for this many
             done += len(piece)
             yield done
 
     def pieces(self, most_bytes: int) -> Iterator[NDArray[np.uint8]]:
-        """All bytes in order, in flat contiguous views of up to so many; nothing is copied."""
-        for part in [self.data] if self.data.flags.c_contiguous else self.data:  # a slice of each expert: contiguous one by one
+        """All bytes in order, as flat contiguous views of up to `most_bytes`; nothing is copied."""
+        for part in [self.data] if self.data.flags.c_contiguous else self.data:  # a slice of each expert: each is contiguous
             flat = part.reshape(-1)
             for start in range(0, len(flat), most_bytes):
                 yield flat[start : start + most_bytes]
@@ -76,10 +71,10 @@ class GgufFile(TypedMetadata):
     """An open model file, or all files of a split one.
 
     The files are mapped read-only and never copied whole. The maps live as long as this object or any array taken from
-    it, so there is nothing to close. A file must not be truncated meanwhile: the system answers a read behind the new
+    it, so there is nothing to close. A file must not be truncated meanwhile: the system answers a read after the new
     end with SIGBUS. (Renaming another file over it is safe.)
 
-    `path` is the file, of a split model the first part; `paths` are all. `file_bytes` is the size of all together.
+    `path` is the file, or the first part of a split model; `paths` are all parts. `file_bytes` is their size together.
     `metadata` values are int, float, bool, str, a list of str, or a read-only numpy array of numbers.
     """
 
@@ -121,7 +116,7 @@ class GgufFile(TypedMetadata):
 
     @property
     def stem(self) -> str:
-        """The model's name as the file name has it, without the number of a part."""
+        """The model's name in the file name, without the number of a part."""
         return stem(self.path)
 
     @classmethod
@@ -143,7 +138,7 @@ class GgufFile(TypedMetadata):
 
     @contextmanager
     def being_read(self, whole: bool) -> Iterator[None]:
-        """Tells the system that all is about to be read in order (`whole`: it reads far ahead), or at least some of it."""
+        """Tells the system that the file is about to be read: all of it in order (`whole`: it reads far ahead), or parts of it."""
         self._advise("MADV_SEQUENTIAL" if whole else "MADV_WILLNEED")
         try:
             yield
@@ -152,7 +147,7 @@ class GgufFile(TypedMetadata):
 
     def _advise(self, name: str) -> None:
         for data in self._maps if hasattr(mmap, name) else ():  # not every system has it
-            with suppress(OSError):  # a file system that takes no advice
+            with suppress(OSError):  # not every file system takes advice
                 data.madvise(getattr(mmap, name))
 
 
@@ -180,7 +175,7 @@ def _view(part: Part, entry: TensorEntry) -> GgufTensor:
 
 
 def _type_name(type_id: int) -> str:
-    from gguf import GGMLQuantizationType  # names the types we do not decode; too slow to import for that alone
+    from gguf import GGMLQuantizationType  # has the names of types we do not decode; a slow import, for the error message only
 
     known = {int(kind): kind.name for kind in GGMLQuantizationType}
     return f"{known[type_id]}" if type_id in known else f"number {type_id}"

@@ -8,9 +8,9 @@
 Everything is little-endian; a string is its length (u64) and its UTF-8 bytes; an array is its element type (u32), its
 length (u64) and its elements.
 
-An own walk, because the stock reader makes an array object for every string (a 250k vocabulary takes it half a minute) and
-believes every length it reads. Here nothing is read past the end of the file and no count allocates anything before its
-bytes are seen, so a truncated or hostile file costs one clear sentence.
+We have a parser of our own because the standard reader makes an array object for every string (half a minute for a vocabulary of
+250k) and trusts every length it reads. This one reads nothing past the end of the file and allocates nothing for a count before
+its bytes are there, so a truncated or hostile file costs one clear sentence.
 """
 
 import mmap
@@ -44,7 +44,7 @@ NUMBERS: dict[int, np.dtype[Any]] = {
     12: np.dtype("<f8"),
 }
 MAX_DIMENSIONS = 4
-# Far above anything real. In a file of 100 GB a wrong length can be huge and still lie inside the file.
+# Far above real values. In a file of 100 GB a wrong length can be huge and still be inside the file.
 MAX_STRING_BYTES = 1 << 26
 MAX_STRINGS = 1 << 24
 DEFAULT_ALIGNMENT = 32
@@ -64,7 +64,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands before the data section, which starts `data_start` bytes into the file."""
+    """The header: everything before the data section, which starts at byte `data_start`."""
 
     version: int
     metadata: dict[str, Value]
@@ -73,7 +73,7 @@ class Header:
 
 
 def shown(name: str) -> str:
-    """A name from the file, fit for a sentence: unprintable characters escaped, cut after 80 characters."""
+    """A name from the file for a message: unprintable characters escaped, cut after 80 characters."""
     text = name if name.isprintable() else ascii(name)[1:-1]
     return text if len(text) <= 80 else text[:80] + "..."
 
@@ -90,7 +90,7 @@ def read_header(path: Path, data: mmap.mmap) -> Header:
 
 
 class _Cursor:
-    """A position in the mapped file that never passes its end. `inside` says in messages what is being read."""
+    """A position in the mapped file that never passes its end. `inside` names the current part in messages."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path = path
@@ -109,7 +109,7 @@ class _Cursor:
         return self.fail(f"{self.inside} contains a string of more than {MAX_STRING_BYTES} bytes; the file is damaged")
 
     def count(self, least_bytes: int) -> int:
-        """A number of things that take `least_bytes` or more each; refused if the rest of the file is too small for them."""
+        """A count of items with at least `least_bytes` each; refused if the rest of the file is too small for them."""
         number = self.u64()
         if number * least_bytes > self.size - self.position:
             raise self.truncated()
@@ -148,7 +148,7 @@ class _Cursor:
             raise self.fail(f"the name of {self.inside} is not valid UTF-8; the file is damaged") from None
 
     def strings(self, count: int) -> list[str]:
-        """The loop a large vocabulary spends its time in, hence without the methods above."""
+        """The loop in which a large vocabulary spends its time, therefore without the methods above."""
         data, size, position, unpack = self.data, self.size, self.position, U64.unpack_from
         found: list[str] = []
         if count > MAX_STRINGS:

@@ -17,7 +17,7 @@ REQUIRED: Final[Any] = object()
 class TypedMetadata:
     """Getters over `metadata` of the file at `path`.
 
-    Each takes a key and a default; without a default the key must be there. A key of the wrong type is always a
+    Each takes a key and a default; without a default a missing key is a ModelFileError. A value of the wrong type is always a
     ModelFileError, never the default.
     """
 
@@ -59,7 +59,7 @@ class TypedMetadata:
         raise self._wrong_type(key, "a string")
 
     def get_ints(self, key: str, default: list[int] | Default = REQUIRED, *, length: int | None = None) -> list[int] | Default:
-        """An array of integers. With `length`, it must have that many entries, and one integer stands for all of them."""
+        """An array of integers. With `length`, it must have that many entries; a single integer means that many equal ones."""
         if key not in self.metadata:
             return self._default(key, default)
         value = self.metadata[key]
@@ -72,7 +72,7 @@ class TypedMetadata:
         return integers
 
     def get_bools(self, key: str, default: list[bool] | Default = REQUIRED, *, length: int | None = None) -> list[bool] | Default:
-        """An array of true and false. With `length`, it must have that many entries, and one value stands for all of them."""
+        """An array of true and false. With `length`, it must have that many entries; a single value means that many equal ones."""
         if key not in self.metadata:
             return self._default(key, default)
         value = self.metadata[key]
@@ -85,7 +85,7 @@ class TypedMetadata:
         return flags
 
     def get_strs(self, key: str, default: list[str] | Default = REQUIRED) -> list[str] | Default:
-        """An array of strings: the list the file object holds, not a copy."""
+        """An array of strings: the file object's own list, not a copy."""
         if key not in self.metadata:
             return self._default(key, default)
         value = self.metadata[key]

@@ -1,4 +1,4 @@
-"""Other values for metadata keys, as the operator gives them: `--override-kv KEY=TYPE:VALUE`, llama.cpp's form."""
+"""Metadata overrides of the operator: `--override-kv KEY=TYPE:VALUE`, llama.cpp's form."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from svc.gguf.header import Scalar, Value, shown
 FORM = re.compile(r"([^=]+)=([^:]*):(.*)", re.DOTALL)
 INTEGER = re.compile(r"[+-]?\d{1,19}", re.ASCII)
 TYPES = ("int", "float", "bool", "str")
-# How the bytes of a file are read is settled before there are keys to override.
+# These keys decide how the file is parsed, which happens before any override.
 LAYOUT_KEYS = ("general.alignment", "split.no", "split.count", "split.tensors.count")
 REPLACES = {
     "an integer": ("an integer", "a float", "an array of integers", "an array of floats"),
@@ -24,9 +24,9 @@ REPLACES = {
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, Scalar]:
-    """Keys and values of texts such as "qwen35.context_length=int:8192"; ConfigError quoting the text that is none.
+    """Keys and values of texts such as "qwen35.context_length=int:8192"; ConfigError quoting a malformed text.
 
-    Of two texts with the same key the later one counts.
+    The last of several texts with the same key counts.
     """
     return dict(map(parse_override, texts))
 
@@ -48,9 +48,9 @@ def parse_override(text: str) -> tuple[str, Scalar]:
 
 
 def overridden(path: Path, metadata: Mapping[str, Value], overrides: Mapping[str, Scalar]) -> dict[str, Value]:
-    """The metadata with the overrides in it. ConfigError where a key of the file at `path` has a value of another kind.
+    """The metadata with the overrides applied. ConfigError if a key of the file at `path` has a value of another kind.
 
-    A key that the file does not have is added. One number stands for all of an array of such numbers.
+    A key that the file does not have is added. A single number replaces a whole array of such numbers.
     """
     for key, value in overrides.items():
         if key in metadata and _kind(metadata[key]) not in REPLACES[_kind(value)]:
@@ -68,7 +68,7 @@ def _parse(kind: str, value: str) -> Scalar | None:
         return number if number is not None and -(1 << 63) <= number < 1 << 63 else None
     try:
         with np.errstate(over="ignore"):
-            single = float(np.float32(float(value)))  # what a file would hold
+            single = float(np.float32(float(value)))  # as a file would store it
     except ValueError:
         return None
     return single if math.isfinite(single) else None

@@ -1,7 +1,7 @@
-"""The parts of a split model: NAME-00001-of-00003.gguf and its fellows, as llama.cpp's gguf-split makes them.
+"""The parts of a split model: NAME-00001-of-00003.gguf and so on, as llama.cpp's gguf-split makes them.
 
 Part 1 has the model's metadata. Every part has `split.no` (from 0), `split.count` and `split.tensors.count` (tensors in all
-parts together), its own tensor directory and its own data, so that no tensor spans two parts. Nothing in the format says which
+parts together), its own tensor directory and its own data; no tensor spans two parts. Nothing in the format says which
 model a part belongs to: a part of the same model in another quantization cannot be told from the right one.
 """
 
@@ -39,7 +39,7 @@ def stem(path: Path) -> str:
 
 
 def read_parts(path: Path) -> list[Part]:
-    """The file and, if it is any part of a split model, all its fellows in order; ModelFileError naming the file at fault."""
+    """The file or, if it is a part of a split model, all parts in order. ModelFileError naming the file at fault."""
     given = _read_part(path)
     count = given.number(COUNT, 0)
     if count <= 1:
@@ -59,14 +59,14 @@ def entries(parts: list[Part]) -> Iterator[tuple[Part, TensorEntry]]:
         for entry in part.header.entries:
             owner = owners.get(entry.name)
             if owner is not None:
-                where = "occurs twice" if owner is part else f"stands in {owner.path.name} already"
+                where = "occurs twice" if owner is part else f"is in {owner.path.name} already"
                 raise ModelFileError(f"{part.path}: the tensor {shown(entry.name)} {where}")
             owners[entry.name] = part
             yield part, entry
 
 
 def _fellows(given: Part, count: int) -> list[Path]:
-    """The paths of all parts, by the name of one. (Not of what a link points to: caches link to files without names.)"""
+    """The paths of all parts, derived from the name of one. (Links are not resolved: caches link to files without names.)"""
     match = PART_NAME.fullmatch(given.path.name)
     if match is None:
         raise ModelFileError(
@@ -88,7 +88,7 @@ def _read_fellow(path: Path, index: int, given: Part) -> Part:
 
 
 def _check_keys(part: Part, index: int, first: Part) -> None:
-    """That the part says itself what its name says, and speaks of the same model as far as it speaks of one."""
+    """Checks that the part's own keys agree with its name, and with the first part about the model."""
     count = first.number(COUNT, 0)
     other = part.number(COUNT, 0)
     if other != count:

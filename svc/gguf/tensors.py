@@ -1,4 +1,4 @@
-"""How an architecture takes its tensors from a model file: by name, with the shape it expects, and none forgotten."""
+"""Takes tensors from a model file by name and expected shape, and knows which were not taken."""
 
 from collections.abc import Sequence
 
@@ -37,12 +37,8 @@ class WeightSource:
         return tensor
 
     def first_of(self, *names: str) -> str:
-        """The first of `names` that the file has, for tensors that files call differently; the first of all if it has none."""
+        """The first of `names` that the file has, for tensors with several names; the very first if it has none."""
         return next((name for name in names if self.has(name)), names[0])
-
-    def maybe(self, name: str, shape: Shape | Sequence[Shape]) -> GgufTensor | None:
-        """As `take`, but None if the file has no such tensor. A wrong shape is still an error."""
-        return self.take(name, shape) if self.has(name) else None
 
     def unused(self) -> list[str]:
         """Names of the tensors never taken, in the file's order."""

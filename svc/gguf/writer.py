@@ -1,4 +1,4 @@
-"""Write a small GGUF file: for tests and tools that need a model with a layout nobody publishes."""
+"""Writes small GGUF files, for tests and tools that need layouts which are not published."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,18 +34,18 @@ def write_gguf(
 
     metadata: values are str, bool, int, float, a list or numpy array of one of these; a Python int becomes the smallest
     of uint32, int32, uint64, int64 that holds it, a float becomes float32, a numpy scalar keeps its type. It must have
-    "general.architecture"; "general.alignment" is obeyed.
+    "general.architecture"; "general.alignment" is respected.
     tensors: name -> (values in numpy order, type name). Values are float32 and get quantized by `gguf.quants`, which
     writes F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, TQ1_0, TQ2_0 and MXFP4; for any other type pass packed rows as
     uint8 `(..., bytes per row)`.
-    split_tensors: with it, NAME.gguf becomes NAME-00001-of-0000N.gguf and its fellows, of so many tensors each (the last one
-    of fewer); the tensors must be more.
+    split_tensors: if given, the file becomes parts NAME-00001-of-0000N.gguf of that many tensors each (the last may have
+    fewer); there must be more tensors than that.
     """
     writer = GGUFWriter(path, metadata["general.architecture"], split_max_tensors=split_tensors)
     for key, value in metadata.items():
         if key == "general.alignment":
             writer.add_custom_alignment(value)
-        elif key != "general.architecture":  # the writer has put it first already
+        elif key != "general.architecture":  # the writer wrote it first
             _add(writer, key, value)
     for name, (values, type_name) in tensors.items():
         kind = GGMLQuantizationType[type_name]
@@ -67,7 +67,7 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
 
 
 def _common_type(items: list[Any]) -> GGUFValueType:
-    """The type that holds all items of a list: for integers, that of the most demanding one."""
+    """The type that holds all items of a list."""
     if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
         return _integer_type(min(items, default=0), max(items, default=0))
     return _type_of(items[0])

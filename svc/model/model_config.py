@@ -1,4 +1,4 @@
-"""ModelConfig: what a model file says about its shape. Every number comes from the file (ARCH_SPEC 2)."""
+"""ModelConfig: the sizes of a model. Every number comes from the file (docs/model_math.md)."""
 
 import math
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class ModelConfig:
     num_mtp_layers: int
     hidden_size: int
     vocab_size: int
-    context_length: int  # what the model was trained for, in tokens; more may be served (`full_context`)
+    context_length: int  # tokens that the model was trained for; more may be served (`full_context`)
     epsilon: float  # of all norms and of the L2 norm
     recurrent_layers: tuple[bool, ...]  # [num_layers]: DeltaNet or full attention
 
@@ -61,12 +61,12 @@ class ModelConfig:
 
     @classmethod
     def read(cls, file: GgufFile, traits: Traits) -> "ModelConfig":
-        """ModelFileError naming the key or tensor where the file does not make a model of this kind."""
+        """Reads a file. ModelFileError naming the key or tensor that does not fit this kind of model."""
         return _Reader(file, traits).read()
 
     @property
     def full_context(self) -> int:
-        """The longest sequence the model is made for, in tokens: as trained, or what its rope scaling stretches that to."""
+        """The longest sequence the model supports, in tokens: as trained, or as extended by rope scaling."""
         return self.context_length if self.rope_scaling is None else max(self.context_length, self.rope_scaling.context)
 
     @property
@@ -82,7 +82,7 @@ class ModelConfig:
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
     def mixer_index(self, layer: int) -> int:
-        """The number of a layer among the layers of its kind: where its part of the caches stands."""
+        """The number of a layer among the layers of its kind: the place of its part of the caches."""
         kind = self.recurrent_layers[layer]
         return sum(other == kind for other in self.recurrent_layers[:layer])
 
@@ -103,29 +103,9 @@ class ModelConfig:
             kv_type=kv_type,
         )
 
-    @property
-    def flops_per_token(self) -> int:
-        """An estimate of the operations one token costs, attention over the context aside: two per weight that is used, and
-        eight per element of a recurrent state (decay, read, update, output)."""
-        width, heads = self.hidden_size, self.num_heads * self.head_dim
-        attention = width * (3 * heads + 2 * self.num_kv_heads * self.head_dim)  # the gate's rows counted in
-        values = self.num_value_heads * self.value_dim
-        delta = width * (self.conv_channels + 2 * values + 2 * self.num_value_heads)
-        state = self.num_value_heads * self.key_dim * self.value_dim
-        if self.num_experts:
-            experts = self.num_experts_used * self.expert_size + self.shared_expert_size
-            ffn = width * (3 * experts + self.num_experts)
-        else:
-            ffn = 3 * width * self.feed_forward_size
-        return (
-            2 * (self.num_attention_layers * attention + self.num_delta_layers * delta + self.num_layers * ffn)
-            + 8 * self.num_delta_layers * state
-            + 2 * width * self.vocab_size
-        )
-
 
 class _Reader:
-    """Reads one file's keys; a class only so that file and key prefix need not be passed to every line."""
+    """Reads the keys of one file; a class only to hold the file and the prefix of its keys."""
 
     def __init__(self, file: GgufFile, traits: Traits) -> None:
         self._file = file
@@ -215,7 +195,7 @@ class _Reader:
 
     # -- groups of keys ---------------------------------------------------------------------------------------------------------
     def _recurrent_layers(self) -> tuple[bool, ...]:
-        """The array wins over the interval; MTP layers stand at the end and are cut off."""
+        """The array wins over the interval; MTP layers are the last ones and are cut off."""
         if not self._traits.hybrid:
             return (False,) * self._trunk
         given = self._file.get_bools(self._key("attention.recurrent_layers"), None, length=self._blocks)
@@ -287,7 +267,7 @@ class _Reader:
         return {"count": count, "used": used, "size": size, "shared": shared}
 
     def _expert_scale(self) -> float:
-        """0 and 1 both mean that there is none."""
+        """0 and 1 both mean no scale."""
         scale = self._file.get_float(self._key("expert_weights_scale"), 1.0) if self._traits.experts else 1.0
         if not math.isfinite(scale):
             raise self._bad("expert_weights_scale", f"is {scale}")
@@ -324,11 +304,11 @@ class _Reader:
         return value
 
     def _per_layer(self, suffix: str) -> int:
-        """One number, or an array with an entry per layer of which the trunk's must agree."""
+        """One number, or an array with an entry per layer; the entries of the trunk must agree."""
         return self._agreed(suffix, self._file.get_ints(self._key(suffix), length=self._blocks)[: self._trunk])
 
     def _per_attention_layer(self, suffix: str, default: int | None = None) -> int:
-        """As above, over the attention layers only (files put 0 for the others)."""
+        """As above, for the attention layers only (files have 0 for the others)."""
         fallback = None if default is None else [default] * self._blocks
         if fallback is None:
             values = self._file.get_ints(self._key(suffix), length=self._blocks)

@@ -152,20 +152,19 @@ async def test_errors_travel_and_end_nothing() -> None:
 
 
 async def test_a_cancelled_wait_loses_no_step() -> None:
-    """The step completes; settle() gives its result, also twice."""
+    """The step completes and gives its result, also twice."""
     backend = GatedBackend()
     worker = ComputeWorker(backend)
-    step = asyncio.create_task(worker.run(EMPTY))
+    step = worker.submit(EMPTY)
+    wait = asyncio.create_task(step.result())
     await started(backend)
-    step.cancel()
+    wait.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await step
+        await wait
     assert backend.finished == 0
     backend.gate.set()
     for _ in range(2):
-        result = await worker.settle()
-        assert result is not None
-        assert result.captured == (1,)
+        assert (await step.result()).captured == (1,)
     await worker.close()
 
 
@@ -173,22 +172,21 @@ async def test_a_step_waiting_in_line_is_not_lost_either() -> None:
     """Two calls at once run one after the other; cancelling the second, not begun yet, still lets it run."""
     backend = GatedBackend()
     worker = ComputeWorker(backend)
-    first, second = asyncio.create_task(worker.run(EMPTY)), asyncio.create_task(worker.run(EMPTY))
+    first, second = worker.submit(EMPTY), worker.submit(EMPTY)
+    wait = asyncio.create_task(second.result())
     await started(backend)
-    second.cancel()
+    wait.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await second
+        await wait
     backend.gate.set()
-    assert (await first).captured == (1,)
-    result = await worker.settle()
-    assert result is not None
-    assert result.captured == (2,)
+    assert (await first.result()).captured == (1,)
+    assert (await second.result()).captured == (2,)
     await worker.close()
 
 
-@pytest.mark.parametrize("settled", [True, False])
-async def test_a_step_that_fails_unwatched(settled: bool) -> None:
-    """settle() raises what the step raised, though nobody waited; the loop's exception handler is not bothered, asked or not."""
+@pytest.mark.parametrize("asked", [True, False])
+async def test_a_step_that_fails_unwatched(asked: bool) -> None:
+    """`result` raises the step's exception after a cancelled wait; the loop's exception handler sees nothing, asked or not."""
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
     backend = GatedBackend()
@@ -198,26 +196,26 @@ async def test_a_step_that_fails_unwatched(settled: bool) -> None:
         raise RuntimeError("lost device")
 
     backend.outcome = fail
-    step = asyncio.create_task(worker.run(EMPTY))
+    step = worker.submit(EMPTY)
+    wait = asyncio.create_task(step.result())
     await started(backend)
-    step.cancel()
+    wait.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await step
+        await wait
     backend.gate.set()
-    if settled:
+    if asked:
         with pytest.raises(RuntimeError, match="lost device"):
-            await worker.settle()
+            await step.result()
     await worker.close()
-    del worker, step
+    del worker, step, wait
     gc.collect()  # a future complains when it goes
     assert complaints == []
 
 
 async def test_close_waits_for_the_step_and_is_done_once() -> None:
-    """The backend is closed after its last step, once; settle() without a step is None."""
+    """The backend is closed after its last step, once."""
     backend = GatedBackend()
     worker = ComputeWorker(backend)
-    assert await worker.settle() is None
     step = asyncio.create_task(worker.run(EMPTY))
     await started(backend)
     closing = asyncio.create_task(worker.close())

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.cuda.delta_chunks import STEP_TOKENS, plan_chunks
-from svc.compute.cuda.delta_core import DeltaInputs, DeltaProjected, DeltaStates, DeltaWorkspace, delta_core, delta_step
-from svc.compute.cuda.device import Device
-from svc.compute.step_inputs import StepInputs
+from svc.compute.cuda.delta_chunks import STEP_TOKENS, ChunkPlan, plan_chunks
+from svc.compute.cuda.delta_core import DeltaInputs, DeltaProjected, DeltaStates, DeltaWorkspace, delta_core
+from svc.compute.cuda.device import Device, DeviceArray
+from svc.compute.step_inputs import Int32, StepInputs
 from svc.memory.layout import MemoryLayout
 from svc.model.layers.delta import DeltaWeights
 from tests.kernels import oracle
@@ -19,6 +19,27 @@ Array = NDArray[Any]
 EPSILON = 1e-6
 LAYER = 1  # the second of two: offsets inside a row count
 NUM_ROWS, NUM_SNAPSHOTS = 7, 6
+
+
+def delta_inputs(device: Device, inputs: StepInputs, plan: ChunkPlan) -> DeltaInputs:
+    """Uploads the arrays of a step, each into memory of its own."""
+
+    def on_device(values: Int32) -> DeviceArray:
+        return device.from_host(np.ascontiguousarray(values, np.int32))
+
+    return DeltaInputs(
+        num_tokens=inputs.num_tokens,
+        num_sequences=inputs.num_sequences,
+        num_chunks=plan.num_chunks,
+        step_tokens=plan.step_tokens,
+        any_steps=plan.any_steps,
+        cu_seqlens=on_device(inputs.cu_seqlens),
+        rows=on_device(inputs.rows),
+        capture_tokens=on_device(inputs.capture_tokens),
+        capture_snapshots=on_device(inputs.capture_snapshots),
+        cu_captures=on_device(inputs.cu_captures),
+        rounds=tuple((on_device(chunks), on_device(cu_chunks)) for chunks, cu_chunks in plan.rounds(plan.num_chunks)),
+    )
 
 
 @dataclass(frozen=True)
@@ -179,7 +200,7 @@ class DeltaCase:
 
     def step(self, device: Device, step_tokens: int) -> DeltaInputs:
         inputs = self.inputs()
-        return replace(delta_step(device, inputs, plan_chunks(inputs, step_tokens)), num_tokens=self.num_tokens)
+        return replace(delta_inputs(device, inputs, plan_chunks(inputs, step_tokens)), num_tokens=self.num_tokens)
 
     def layer(self, device: Device) -> DeltaWeights:
         shape, vectors = self.shape, {name: device.from_host(array) for name, array in self.vectors.items()}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from svc.compute.cuda.device import Device
-from svc.compute.cuda.moe import combine, route, sort_by_expert, sort_workspace
+from svc.compute.cuda.moe import RoutedParts, SharedPart, combine, route, sort_by_expert, sort_workspace
 from svc.compute.reference.math import sigmoid, softmax
 from tests.cuda_emulator.build import have_compiler
 from tests.cuda_emulator.device import EmulatedDevice
@@ -129,13 +129,9 @@ def test_combine(plain: Device, tokens: int, used: int, columns: int, with_share
     experts = np.zeros((tokens, used), np.int32)
     experts[tokens // 2 + 1 :: 4] = -1
     out = plain.from_host(hidden)
-    on_device = {"shared": plain.from_host(shared), "x": plain.from_host(x), "shared_router": plain.from_host(router)}
-    combine(
-        plain,
-        out,
-        *(plain.from_host(array) for array in (parts, positions, experts, weights)),
-        **(on_device if with_shared else {}),
-    )
+    routed = RoutedParts(*(plain.from_host(array) for array in (parts, experts, weights, positions)))
+    gated = SharedPart(*(plain.from_host(array) for array in (shared, x, router)))
+    combine(plain, out, routed, gated if with_shared else None)
     added = np.einsum("tr,trc->tc", weights, parts[positions].reshape(tokens, used, columns))
     if with_shared:
         added += sigmoid(x @ router)[:, None] * shared
@@ -152,10 +148,8 @@ def test_combine_keeps_bits_in_company(device: Device) -> None:
     def run(span: slice) -> np.ndarray:
         out = device.from_host(hidden[span])
         pairs = slice(3 * span.start, 3 * span.stop)
-        combine(
-            device, out, device.from_host(parts[pairs]), None, device.from_host(experts[span]), device.from_host(weights[span]),
-            shared=device.from_host(shared[span]), x=device.from_host(x[span]), shared_router=router,
-        )  # fmt: skip
+        routed = RoutedParts(*(device.from_host(array) for array in (parts[pairs], experts[span], weights[span])))
+        combine(device, out, routed, SharedPart(device.from_host(shared[span]), device.from_host(x[span]), router))
         return device.to_host(out)
 
     np.testing.assert_array_equal(run(slice(0, 5))[3:4], run(slice(3, 4)))

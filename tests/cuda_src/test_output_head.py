@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from svc.compute.cuda.device import Device
-from svc.compute.cuda.output_head import final_hidden, hidden_rows, live_hidden, logits
+from svc.compute.cuda.device import Device, DeviceArray
+from svc.compute.cuda.output_head import HiddenSlabs, KeptTokens, final_hidden, hidden_rows, live_hidden, logits
 from svc.compute.cuda.quantize import workspace_bytes
 from svc.compute.reference.math import rms_norm
 from tests.cuda_src.matrices import Matrix, assert_close
@@ -17,7 +17,7 @@ def normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def ints(device: Device, *values: int) -> object:
+def ints(device: Device, *values: int) -> DeviceArray:
     return device.from_host(np.array(values, np.int32))
 
 
@@ -27,10 +27,9 @@ def test_final_hidden(device: Device, columns: int) -> None:
     hidden, weight = normal(0, 9, columns), normal(1, columns)
     before_rows, before_snapshots = normal(2, 5, columns + 31), normal(3, 4, columns + 31)
     rows, snapshots = device.from_host(before_rows), device.from_host(before_snapshots)
-    final_hidden(
-        device, rows, snapshots, device.from_host(hidden), device.from_host(weight), EPSILON,
-        ints(device, 0, 1, 7, 9, 10), ints(device, 4, 0, 2, -1), ints(device, 3, 6), ints(device, 2, 0), 31,
-    )  # fmt: skip
+    kept = KeptTokens(ints(device, 0, 1, 7, 9, 10), ints(device, 4, 0, 2, -1), ints(device, 3, 6), ints(device, 2, 0))
+    arrays = device.from_host(hidden), device.from_host(weight)
+    final_hidden(device, HiddenSlabs(rows, snapshots, 31), *arrays, EPSILON, kept)
     final = rms_norm(hidden, weight, EPSILON)
     expected_rows, expected_snapshots = before_rows.copy(), before_snapshots.copy()
     expected_rows[[4, 0, 2], 31:], expected_snapshots[[2, 0], 31:] = final[[0, 6, 8]], final[[3, 6]]
@@ -46,7 +45,8 @@ def test_final_hidden_without_captures(device: Device) -> None:
     rows, snapshots = device.empty((1, 40), np.float32), device.empty((0, 40), np.float32)
     none = device.empty((0,), np.int32)
     arrays = device.from_host(hidden), device.from_host(weight)
-    final_hidden(device, rows, snapshots, *arrays, EPSILON, ints(device, 0, 2), ints(device, 0), none, none, 0)
+    kept = KeptTokens(ints(device, 0, 2), ints(device, 0), none, none)
+    final_hidden(device, HiddenSlabs(rows, snapshots, 0), *arrays, EPSILON, kept)
     np.testing.assert_allclose(device.to_host(rows), rms_norm(hidden[1:], weight, EPSILON), rtol=KERNEL, atol=KERNEL)
 
 
@@ -57,7 +57,8 @@ def test_hidden_rows(device: Device) -> None:
     out, rows = device.empty((4, 1000), np.float32), device.empty((1, 1000), np.float32)
     hidden_rows(device, out, *arrays, EPSILON, ints(device, 5, 2, -1, 5))
     none = device.empty((0,), np.int32)
-    final_hidden(device, rows, rows, *arrays, EPSILON, ints(device, 0, 6), ints(device, 0), none, none, 0)
+    kept = KeptTokens(ints(device, 0, 6), ints(device, 0), none, none)
+    final_hidden(device, HiddenSlabs(rows, rows, 0), *arrays, EPSILON, kept)
     got = device.to_host(out)
     np.testing.assert_allclose(got[[0, 1, 3]], rms_norm(hidden[[5, 2, 5]], weight, EPSILON), rtol=KERNEL, atol=KERNEL)
     np.testing.assert_array_equal(got[2], np.zeros(1000))

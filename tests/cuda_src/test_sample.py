@@ -7,7 +7,7 @@ import pytest
 
 from svc.compute.backend import History, Sample
 from svc.compute.cuda.device import Device
-from svc.compute.cuda.sample import logprobs, num_parts, plan_samples, sample_tokens
+from svc.compute.cuda.sample import SampleArrays, logprobs, num_parts, plan_samples, sample_tokens
 from svc.compute.sampling import chain
 from svc.compute.sampling.params import SamplingParams
 from tests.cuda_emulator.build import have_compiler
@@ -31,18 +31,16 @@ def on_device(device: Device, logits: np.ndarray, wanted: list[Sample]) -> list[
     rows = [sample.row for sample in wanted]
     plan, vocabulary = plan_samples(wanted, rows, logits.shape[1]), logits.shape[1]
     tokens, source = device.empty((len(wanted),), np.int32), device.from_host(logits)
-    sample_tokens(
-        device,
-        tokens,
-        source,
-        device.from_host(plan.samples),
-        device.from_host(plan.numbers),
-        device.empty((len(wanted), num_parts(vocabulary)), np.uint64),
+    arrays = SampleArrays(
+        samples=device.from_host(plan.samples),
+        numbers=device.from_host(plan.numbers),
+        best=device.empty((len(wanted), num_parts(vocabulary)), np.uint64),
         adjusted=device.empty((plan.num_adjusted, vocabulary), np.float32) if plan.num_adjusted else None,
         adjustments=device.from_host(plan.adjustments),
         bias=device.from_host(plan.bias),
         masks=device.from_host(plan.masks),
     )
+    sample_tokens(device, tokens, source, arrays)
     np.testing.assert_array_equal(device.to_host(source), logits)  # bit for bit: log probabilities come later
     return device.to_host(tokens).tolist()
 
@@ -124,7 +122,8 @@ def test_first_and_last_draw(plain: Device) -> None:
     plan.samples[::3, 2] = 4  # top_k
     plan.numbers[:16, 3], plan.numbers[16:, 3] = 0.0, np.nextafter(1.0, 0.0)
     tokens, best = plain.empty((32,), np.int32), plain.empty((32, 1), np.uint64)
-    sample_tokens(plain, tokens, plain.from_host(logits), plain.from_host(plan.samples), plain.from_host(plan.numbers), best)
+    arrays = SampleArrays(plain.from_host(plan.samples), plain.from_host(plan.numbers), best)
+    sample_tokens(plain, tokens, plain.from_host(logits), arrays)
     kept = [np.sort(np.argsort(-logits[row])[: top_k or 7]) for row, top_k in zip(rows, plan.samples[:, 2], strict=True)]
     assert plain.to_host(tokens).tolist() == [k[0] for k in kept[:16]] + [k[-1] for k in kept[16:]]
 
@@ -191,14 +190,8 @@ def test_padding(plain: Device) -> None:
     wanted = draws(FILTERS[3], 1, 1)
     plan = plan_samples([wanted[0], replace(wanted[0], banned=(1,)), wanted[0]], [-1, -1, 0], 257)
     tokens = plain.empty((3,), np.int32)
-    sample_tokens(
-        plain,
-        tokens,
-        plain.from_host(logits),
-        plain.from_host(plan.samples),
-        plain.from_host(plan.numbers),
-        plain.empty((3, 1), np.uint64),
-    )
+    arrays = SampleArrays(plain.from_host(plan.samples), plain.from_host(plan.numbers), plain.empty((3, 1), np.uint64))
+    sample_tokens(plain, tokens, plain.from_host(logits), arrays)
     assert plain.to_host(tokens).tolist() == [0, 0, *by_chain(logits, wanted)]
 
 

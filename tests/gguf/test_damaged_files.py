@@ -83,7 +83,7 @@ def test_the_hand_made_file_is_sound(tmp_path: Path) -> None:
     """The builder makes a file that opens, so that the refusals below are for the reason each test gives."""
     path = tmp_path / "good.gguf"
     path.write_bytes(gguf_bytes(entries=[entry("t", [4, 2])], data=np.arange(8, dtype="<f4").tobytes()))
-    np.testing.assert_array_equal(GgufFile.open(path).tensors["t"].float_view(), [[0, 1, 2, 3], [4, 5, 6, 7]])
+    np.testing.assert_array_equal(GgufFile.open(path).tensors["t"].dequantize(), [[0, 1, 2, 3], [4, 5, 6, 7]])
 
 
 def test_a_scalar_entry_becomes_a_vector_of_one(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_any_part_opens_the_whole(toy: Path, number: int) -> None:
     file = GgufFile.open(toy / named(number))
     assert (file.path, file.architecture) == (toy / named(1), "toy")
     assert file.paths == tuple(toy / named(part) for part in (1, 2, 3))
-    assert {name: tensor.float_view()[0] for name, tensor in file.tensors.items()} == {"a": 0.0, "b": 8.0, "c": 0.0}
+    assert {name: tensor.dequantize()[0] for name, tensor in file.tensors.items()} == {"a": 0.0, "b": 8.0, "c": 0.0}
     assert file.file_bytes == sum(path.stat().st_size for path in file.paths)
 
 
@@ -146,7 +146,7 @@ OTHER_MODEL = key("general.architecture", STRING, string("other"))
         (rewrite(2, part_bytes(2, count=4, tensors=("a", "b"))), 2, "is one part of 4.*part 2 of 3"),
         (rewrite(2, part_bytes(2, total=9, tensors=("a", "b"))), 2, "part 2 of another model"),
         (rewrite(2, part_bytes(2, tensors=("a", "b"), keys=(OTHER_MODEL,))), 2, "part 2 of another model"),
-        (rewrite(3, part_bytes(3, tensors=("b",))), 3, f"the tensor b stands in {re.escape(named(2))} already"),
+        (rewrite(3, part_bytes(3, tensors=("b",))), 3, f"the tensor b is in {re.escape(named(2))} already"),
         (rewrite(3, part_bytes(3)), 1, "2 tensors together instead of 3"),
         (rewrite(3, part_bytes(3, tensors=("c", "d"))), 1, "4 tensors together instead of 3"),
         (rewrite(1, part_bytes(1)), 1, "general.architecture is missing"),

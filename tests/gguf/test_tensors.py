@@ -47,14 +47,6 @@ def test_alternative_shapes(source: WeightSource) -> None:
         source.take("wide", [(5,), (1, 5)])
 
 
-def test_an_optional_tensor(source: WeightSource) -> None:
-    """Absent gives None; present with a wrong shape is still an error."""
-    assert source.maybe("absent", (5,)) is None
-    assert source.maybe("norm", (5,)) is source.file.tensors["norm"]
-    with pytest.raises(ModelFileError, match="norm"):
-        source.maybe("norm", (6,))
-
-
 def test_a_tensor_with_several_names(source: WeightSource) -> None:
     """The first name that the file has; the first of all where it has none, which is then missing. Asking takes nothing."""
     assert source.first_of("absent", "norm", "wide") == "norm"
@@ -71,6 +63,6 @@ def test_forgotten_tensors_are_listed_in_file_order(source: WeightSource) -> Non
     assert source.unused() == ["wide", "gate", "norm"]
     source.take("gate", (1, 5))
     assert source.unused() == ["wide", "norm"]
-    source.maybe("norm", (5,))
+    source.take("norm", (5,))
     source.take("wide", (3, 5))
     assert source.unused() == []

@@ -198,7 +198,7 @@ async def test_07_cut_off_in_mid_answer(ratio: Ratio) -> None:
         control = await cold(prompt=prompt, max_tokens=30)
         assert again.cached == len(prompt)
         assert again.bits == control.bits
-        assert partial == (control.ids + partial)[: len(partial)] or partial[:30] == control.ids
+        assert partial[:30] == control.ids[: len(partial)]
         ratio(again, 0)
         # The whole answer up to where the server was when the client left, as a prefix to go on from.
         whole = await server.complete(prompt, evaluated + 1)

@@ -1,6 +1,6 @@
 """The operations in native C, called through ctypes without the GIL.
 
-Exact: a token's bits do not depend on what it is computed with.
+Exact: the bits of a token do not depend on the tokens that share its step.
 """
 
 from svc.compute.cpu.ops import CpuOps

@@ -13,10 +13,10 @@ LANES = 16
 
 
 class CpuCaches:
-    """Owner of the arrays of one MemoryPlan. Memory is touched, and so taken from the system, only when it is first written."""
+    """Owner of the arrays of one MemoryPlan. The system provides their memory when it is first written."""
 
     def __init__(self, plan: MemoryPlan, poison: bool = False) -> None:
-        """`poison`: fill fresh memory with NaN, so that reading the unwritten shows. ModelFileError for sizes without a kernel."""
+        """`poison`: fill fresh memory with NaN, which reveals reads before writes. ModelFileError for sizes without a kernel."""
         layout = plan.layout
         for name in ("head_dim", "key_dim", "value_dim"):
             if getattr(layout, name) % LANES:

@@ -45,7 +45,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "hr_elementwise": [structs.Int, P, P, structs.Long],
     "hr_name_mapped_files": [P, P, P, structs.Int],
 }
-RESULTS = {"hr_open": P, "hr_close": None, "hr_best_level": ctypes.c_char_p}  # the others: an int, 0 when all went well
+RESULTS = {"hr_open": P, "hr_close": None, "hr_best_level": ctypes.c_char_p}  # the others: an int, 0 for success
 
 
 def library_path(level: str) -> Path:
@@ -54,7 +54,7 @@ def library_path(level: str) -> Path:
 
 @cache
 def load(level: str) -> ctypes.CDLL:
-    """The library of one level. BackendUnavailableError when it was not built or cannot be loaded."""
+    """The library of one level. BackendUnavailableError if it was not built or cannot be loaded."""
     path = library_path(level)
     if not path.exists():
         raise BackendUnavailableError(
@@ -72,7 +72,7 @@ def load(level: str) -> ctypes.CDLL:
 
 
 def available_levels() -> list[str]:
-    """Levels that were built and that this processor can run, "base" first; empty when nothing was built."""
+    """Levels that were built and that this processor can run, "base" first; empty if nothing was built."""
     if not library_path(LEVELS[0]).exists():
         return []
     best = load(LEVELS[0]).hr_best_level().decode()
@@ -81,18 +81,18 @@ def available_levels() -> list[str]:
 
 
 def choose_level(wanted: str | None) -> str:
-    """`wanted`, or the best there is. BackendUnavailableError when there is none."""
+    """`wanted`, or the best available level. BackendUnavailableError if there is none."""
     levels = available_levels()
     if wanted is None and levels:
         return levels[-1]
     if wanted is None or wanted not in levels:
-        load(wanted or LEVELS[0])  # says why, if it was not built
+        load(wanted or LEVELS[0])  # raises with the reason, if it was not built
         raise BackendUnavailableError(f"this processor cannot run the kernels built for {wanted}")
     return wanted
 
 
 class TimedLibrary:
-    """Stands before a library and adds up how long calls into it take, the conversion of arguments by ctypes included."""
+    """Wraps a library and adds up the time of calls into it, including the conversion of arguments by ctypes."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.seconds = 0.0
@@ -112,9 +112,9 @@ class TimedLibrary:
 
 
 class KernelLibrary:
-    """Owner of one C engine: its threads and scratch memory. One call at a time.
+    """Owner of one C runtime: its threads and scratch memory. One call at a time.
 
-    `close()` ends the threads; a forgotten engine is closed when it is collected. Calling it twice is harmless.
+    `close()` ends the threads and may be called twice. The garbage collector closes a library that nobody closed.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class KernelLibrary:
         return int(self.library.hr_threads(self.handle))
 
     def need_codebook(self, quant: str) -> None:
-        """Gives the C side the codebook of an IQ type, the first time the type is met (taking them costs 0.1 s)."""
+        """Passes the codebook of an IQ type to the C side, on the first use of the type (making them all costs 0.1 s)."""
         book = "IQ1_S" if quant == "IQ1_M" else quant
         if book in CODEBOOKS and book not in self._codebooks:
             self._codebooks[book] = grid(book)
@@ -147,7 +147,7 @@ class KernelLibrary:
 
     @contextmanager
     def timed(self) -> Iterator[TimedLibrary]:
-        """Within it, calls are timed, which costs each of them some tenths of a microsecond."""
+        """Times the calls inside the block, at a cost of some tenths of a microsecond each."""
         plain = self.library
         self.library = timed = TimedLibrary(plain)
         try:
@@ -156,7 +156,7 @@ class KernelLibrary:
             self.library = plain
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Runs an op of the library. MemoryError when it found no memory for its scratch."""
+        """Runs an operation of the library. MemoryError if it found no scratch memory."""
         function: Callable[..., int] = getattr(self.library, name)
         if function(self.handle, *arguments):
             raise MemoryError(f"no memory for the scratch of {name.removeprefix('hr_')}")

@@ -1,4 +1,4 @@
-"""CpuOps: calls into the C library (csrc/), a whole forward in one; it runs them on its own threads while the GIL is free."""
+"""CpuOps: calls into the C library (csrc/), one for a whole forward. The library has its own threads and does not hold the GIL."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +13,7 @@ from svc.compute.backend import Sample, Sampled, StepBatch
 from svc.compute.cpu import structs
 from svc.compute.cpu.caches import CpuCaches
 from svc.compute.cpu.library import KernelLibrary
+from svc.compute.ops import StepSizes
 from svc.compute.sampling.chain import logprob, sample_rows
 from svc.compute.step_inputs import StepInputs
 from svc.compute.tier_moves import move_at_once
@@ -28,18 +29,18 @@ from svc.model.model_config import ModelConfig
 Activations = Literal["float", "int8"]
 Float32 = NDArray[np.float32]
 NO_MATRIX = structs.Matrix()
-LEAST_SHARED_WORK = 1 << 17  # multiply-adds, about 10 microseconds: less is not worth waking a thread
+LEAST_SHARED_WORK = 1 << 17  # multiply-adds, about 10 microseconds: waking a thread for less does not pay
 MOST_PARTIAL_BYTES = 64 << 20  # hundreds of segments of a decode step, still several of a long prefill chunk
 
 
 class CpuWeight:
-    """A matrix or a stack of them where it stands in the mapped file."""
+    """A matrix or a stack of them, in place in the mapped file."""
 
     def __init__(self, tensor: GgufTensor) -> None:
         data = tensor.data
         assert data.strides[-1] == 1, f"{tensor.name} has strides {data.strides}"
         self.name = tensor.name
-        self._data = data  # keeps the map alive
+        self._data = data  # keeps the mapped file alive
         self.matrix = structs.Matrix(
             data=data.ctypes.data,
             row_bytes=data.strides[-2],
@@ -73,21 +74,21 @@ class CpuOps:
     ) -> None:
         """`num_threads`: 0 takes every core this process may use. `level`: one of library.LEVELS instead of the best.
 
-        `activations`: "int8" rounds what is multiplied with weights of the common block types (csrc/int_matmul.c) to 8 bits per
-        token and block, and multiplies in integers: faster, as exact in the sense of the same bits always, a little less precise.
+        `activations`: "int8" rounds the activations that meet weights of the common block types (csrc/int_matmul.c) to 8 bits per
+        token and block, and multiplies in integers. That is faster, gives the same bits always too, and is a little less precise.
 
-        For tests: `poison` fills fresh memory with NaN, `least_shared_work=0` shares the smallest jobs between the threads too.
+        For tests: `poison` fills fresh memory with NaN, `least_shared_work=0` divides even the smallest jobs among the threads.
         `most_partial_bytes` bounds the scratch of attention over long contexts; no result depends on it.
-        BackendUnavailableError, one sentence, when the kernels were not built.
+        BackendUnavailableError, in one sentence, if the kernels were not built.
         """
         self._kernels = KernelLibrary(
             level, num_threads or num_cores(), least_shared_work, most_partial_bytes, activations == "int8"
         )
         self._poison = poison
         self._moves_over = 0
-        self._layers: dict[int, tuple[Any, ...]] = {}  # id -> (layer, structure, what else must stay alive)
+        self._layers: dict[int, tuple[Any, ...]] = {}  # id -> (layer, structure, other objects to keep alive)
         self._recording: list[structs.Instruction] | None = None
-        self._program: tuple[object, Any] = (None, None)  # a forward, and what it asked for
+        self._program: tuple[object, Any] = (None, None)  # a forward and its operations
 
     def __repr__(self) -> str:
         return f"CpuOps({self.level}, {self.num_threads} threads)"
@@ -100,8 +101,8 @@ class CpuOps:
     def num_threads(self) -> int:
         return self._kernels.num_threads
 
-    def bytes_for_caches(self, *sizes: object) -> None:
-        """They stand in the machine's memory."""
+    def bytes_for_caches(self, sizes: StepSizes, weights_bytes: int) -> None:
+        """The caches are in the machine's memory."""
 
     def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
         """The C side allocates as it goes."""
@@ -114,7 +115,7 @@ class CpuOps:
         return lambda: drawn
 
     def submit(self, forward: Callable[[Float32, StepInputs], None], hidden: Float32, inputs: StepInputs) -> None:
-        """All operations in one call. A forward asks for the same ones at every step, so what it asks for is written down once."""
+        """Runs all operations in one call. A forward has the same operations at every step, so they are recorded once."""
         if self._program[0] != forward:
             self._recording = []
             try:
@@ -129,7 +130,7 @@ class CpuOps:
         self._kernels.call("hr_forward", program, len(program), structs.address(hidden), byref(step))
 
     def mark(self) -> Callable[[], None]:
-        """Every operation is done when it returns."""
+        """Operations are synchronous: there is nothing to wait for."""
         return lambda: None
 
     def close(self) -> None:
@@ -139,7 +140,7 @@ class CpuOps:
 
     @contextmanager
     def timed(self) -> Iterator[Callable[[], float]]:
-        """Gives a clock of the seconds spent inside the C library meanwhile: what is left of a step is Python's share."""
+        """Yields a clock of the seconds spent in the C library inside the block; the rest of a step is Python's share."""
         with self._kernels.timed() as library:
             yield lambda: library.seconds
 
@@ -210,7 +211,7 @@ class CpuOps:
         self._ask("final_hidden", structs.address(norm), hidden, inputs, **fields)
 
     def _ask(self, operation: str, layer: int, hidden: Float32, inputs: StepInputs, **fields: Any) -> None:
-        """One operation of a forward: written down while `submit` listens, or else run at once."""
+        """One operation of a forward: recorded while `submit` records, otherwise run at once."""
         instruction = structs.Instruction(layer=layer, operation=structs.OPERATIONS.index(operation), **fields)
         if self._recording is not None:
             self._recording.append(instruction)
@@ -228,9 +229,10 @@ class CpuOps:
     def logits(self, out: Float32, output: CpuWeight, vectors: Float32) -> None:
         self._kernels.call("hr_matmul", structs.address(out), byref(output.matrix), None, structs.address(vectors), len(vectors))
 
-    # -- what the C side is given -------------------------------------------------------------------------------------------------
+    # -- structures for the C side -------------------------------------------------------------------------------------------------
     def _prepared(self, layer: Any, prepare: Callable[[Any], tuple[Any, ...]]) -> int:
-        """Where the structure of a layer stands, made when first used. The entry keeps the layer alive, so its id stays its own."""
+        """Address of a layer's structure, made on first use. The entry keeps the layer alive, so that no other object gets its
+        id."""
         entry = self._layers.get(id(layer))
         if entry is None:
             entry = self._layers[id(layer)] = (layer, *prepare(layer))

@@ -1,4 +1,4 @@
-"""What the C side is given: the structures of csrc/runtime.h, field for field, and how to fill them."""
+"""The structures of csrc/runtime.h, field for field (a test compares them), and how to fill them."""
 
 import ctypes
 from typing import Any
@@ -42,7 +42,7 @@ class CacheSlabs(ctypes.Structure):
     ]
 
 
-OPERATIONS = ("embed", "delta_mixer", "attention_mixer", "dense_ffn", "moe_ffn", "final_hidden")  # in the order of csrc/forward.c
+OPERATIONS = ("embed", "delta_mixer", "attention_mixer", "dense_ffn", "moe_ffn", "final_hidden")  # as in csrc/forward.c
 
 
 class Instruction(ctypes.Structure):
@@ -83,13 +83,13 @@ class MoeLayer(ctypes.Structure):
 
 
 def address(array: NDArray[Any]) -> int:
-    """Where a C-contiguous array stands; the caller keeps it alive."""
+    """Address of a C-contiguous array. The caller keeps the array alive."""
     assert array.flags.c_contiguous, f"array of shape {array.shape} with strides {array.strides}"
     return int(array.ctypes.data)
 
 
 def float_matrix(values: NDArray[np.float32]) -> Matrix:
-    """A float32 array [rows, cols] as a Matrix; the caller keeps it alive."""
+    """A float32 array [rows, cols] as a Matrix. The caller keeps the array alive."""
     rows, cols = values.shape
     return Matrix(data=address(values), row_bytes=4 * cols, expert_bytes=0, type=0, rows=rows, cols=cols, experts=1)
 
@@ -109,7 +109,7 @@ def fill(structure: type[ctypes.Structure], source: Any, **others: Any) -> Any:
 
 
 def step_inputs(inputs: StepInputs) -> Inputs:
-    """Valid while `inputs` lives."""
+    """Valid as long as `inputs` is alive."""
     arrays = (inputs.tokens, inputs.positions, inputs.cu_seqlens, inputs.rows, inputs.block_table)
     assert all(array.dtype == np.int32 for array in arrays), [array.dtype for array in arrays]
     return fill(  # type: ignore[no-any-return]

@@ -1,6 +1,6 @@
 """Scratch memory of the operations: one slab, filled from its start by each operation in turn.
 
-Operations run one after the other on one stream, so what one of them left behind may be overwritten by the next.
+Operations run in order on one stream, so each may overwrite the scratch of the one before.
 """
 
 import math
@@ -16,13 +16,13 @@ ALIGNMENT = 256
 
 
 class Allocator(Protocol):
-    """Where an operation gets its buffers from: a Device, an Arena or a Tally."""
+    """Source of an operation's buffers: a Device, an Arena or a Tally."""
 
     def empty(self, shape: Sequence[int], dtype: DTypeLike) -> DeviceArray: ...
 
 
 class Tally:
-    """Counts the bytes of what is asked for; its arrays have no memory behind them."""
+    """Counts the bytes of the arrays it hands out, which have no memory."""
 
     def __init__(self) -> None:
         self.used_bytes = 0
@@ -33,7 +33,7 @@ class Tally:
 
 
 class Arena:
-    """Owner of the slab. Before `reserve` every buffer is an allocation of its own, which suits tests of single operations."""
+    """Owner of the slab. Before `reserve` every buffer is an allocation of its own, for tests of single operations."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -41,7 +41,7 @@ class Arena:
         self._used_bytes = 0
 
     def reserve(self, num_bytes: int) -> None:
-        """From now on nothing is allocated; more than so many bytes at once are our bug."""
+        """Allocates the slab. From now on nothing else is allocated, and a need for more than `num_bytes` at once is our bug."""
         self._slab = self._device.empty((num_bytes,), np.uint8)
 
     def start(self) -> "Arena":
@@ -59,5 +59,5 @@ class Arena:
 
 
 def padded_bytes(shape: Sequence[int], dtype: DTypeLike) -> int:
-    """Of an array, rounded up so that the next one is aligned."""
+    """Bytes of an array, rounded up so that the next one is aligned."""
     return -(-math.prod(shape) * np.dtype(dtype).itemsize // ALIGNMENT) * ALIGNMENT

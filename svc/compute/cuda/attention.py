@@ -1,4 +1,4 @@
-"""The core of an attention layer (ARCH_SPEC 5): all between the projections of its input and the projection of its output."""
+"""The core of an attention layer: everything between the input and output projections (docs/model_math.md)."""
 
 import math
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from enum import Enum
 import numpy as np
 
 from svc.compute.cuda.device import Device, DeviceArray, Stream
-from svc.compute.step_inputs import Int32, StepInputs
+from svc.compute.step_inputs import Int32
 from svc.memory.layout import MemoryLayout
 from svc.model.layers.attention import AttentionWeights
 
-# A split of the context in decoding: long enough that partial results are 3 % of the traffic, short enough that a context of 4,000
-# gives a GPU some work for every multiprocessor. Part of the result's bits.
+# Tokens of a split of the context in decoding: long enough that partial results are 3 % of the traffic, short enough that a context
+# of 4,000 has work for every multiprocessor. The bits of a result depend on it.
 SPLIT_TOKENS = 256
-# Sequences with more tokens than this in the step go through the prefill kernel. A warp has 16 rows: a few drafts are free.
+# Sequences with more tokens than this in the step use the prefill kernel. A warp has 16 rows, so a few drafts cost nothing.
 MOST_DECODE_TOKENS = 8
-# Blocks for splits that keep a GPU busy: two for each multiprocessor of the largest. With more splits a block takes several.
+# Thread blocks that keep a GPU busy: two for each multiprocessor of the largest. With more splits a block takes several.
 WANTED_BLOCKS = 264
 
 ROWS = 16  # query rows of a warp, cuda_src/include/attention.cuh
@@ -44,10 +44,10 @@ class KvType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Host numbers of a step that shape its launches, the same for all layers; upper bounds where a graph serves many steps.
+    """Host numbers of a step that shape its launches, the same for all layers; upper bounds if a graph serves many steps.
 
-    A sequence of up to `decode_tokens` tokens is decoded in splits, a longer one goes through the prefill kernel. A plan with
-    `decode_tokens` 0 takes all through the latter: a row then has the same bits however its prompt was cut.
+    A sequence of up to `decode_tokens` tokens is decoded in splits; a longer one uses the prefill kernel. With `decode_tokens` 0
+    all use the prefill kernel, and a row then has the same bits however its prompt was cut.
     """
 
     decode_tokens: int
@@ -71,10 +71,10 @@ def plan_attention(cu_seqlens: Int32, positions: Int32, *, most_decode_tokens: i
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """What the kernels know of a step: arrays of StepInputs on the device.
+    """Arrays of StepInputs on the device, as the attention kernels need them.
 
-    There may be padding: sequences whose row is negative, tokens behind cu_seqlens[-1]. Their pages are neither read nor
-    written, and their outputs are zero.
+    There may be padding: sequences with a negative row, tokens after cu_seqlens[-1]. Their pages are neither read nor written, and
+    their outputs are zero.
     """
 
     positions: DeviceArray  # [T] int32
@@ -94,23 +94,10 @@ class AttentionInputs:
         return self.rows.shape[0]
 
 
-def attention_step(device: Device, inputs: StepInputs, plan: AttentionPlan | None = None) -> AttentionInputs:
-    """In fresh arrays, for whoever keeps no buffers of fixed place."""
-    return AttentionInputs(
-        positions=device.from_host(inputs.positions),
-        cu_seqlens=device.from_host(inputs.cu_seqlens),
-        rows=device.from_host(inputs.rows),
-        block_table=device.from_host(inputs.block_table),
-        rope_cos=device.from_host(inputs.rope_cos),
-        rope_sin=device.from_host(inputs.rope_sin),
-        plan=plan or plan_attention(inputs.cu_seqlens, inputs.positions),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class AttentionProjected:
-    """Of all tokens of the step, float32: query [T, H * D], or [T, H * 2 D] where the layer is gated (per head D of q, then D of
-    the gate); key and value [T, H_kv * D]. The q part of `query` is overwritten."""
+    """Projections of all tokens of the step, float32: query [T, H * D], or [T, H * 2 D] if the layer is gated (per head D of q,
+    then D of the gate); key and value [T, H_kv * D]. The q part of `query` is overwritten."""
 
     query: DeviceArray
     key: DeviceArray
@@ -118,7 +105,7 @@ class AttentionProjected:
 
 
 def workspace_floats(layer: AttentionWeights, plan: AttentionPlan, num_sequences: int) -> int:
-    """Float32 elements of scratch memory, any content, shared by all layers: for each split of a row D sums and two numbers."""
+    """Float32 elements of the scratch memory that all layers share: D sums and two numbers for each split of a row."""
     return num_sequences * plan.decode_tokens * layer.num_heads * plan.max_splits * (layer.head_dim + 2)
 
 
@@ -133,10 +120,10 @@ def attention_core(
     workspace: DeviceArray | None,
     stream: Stream | None = None,
 ) -> None:
-    """out [T, H * D] = softmax(q k^T / sqrt(D)) v [* sigmoid(gate)], once biases are added, q and k are normed and turned, and K
-    and V are in pages.
+    """out [T, H * D] = softmax(q k^T / sqrt(D)) v [* sigmoid(gate)], after biases, norms and rotation,
+    with K and V in pages.
 
-    `kv` is the slab [num_pages, page_elements]. `workspace` [>= workspace_floats] may be None when nothing is decoded.
+    `kv` is the slab [num_pages, page_elements]. `workspace` [>= workspace_floats] may be None if nothing is decoded.
     """
     call = _Call(device, out, projected, layer, kv, layout, step, stream)
     call.write_pages()
@@ -150,7 +137,7 @@ def attention_core(
 
 @dataclass(frozen=True, slots=True)
 class _Geometry:
-    """-D names of a kernel and its dynamic shared memory."""
+    """Values for the -D names of a kernel, and its dynamic shared memory."""
 
     warps: int
     keys: int
@@ -158,7 +145,7 @@ class _Geometry:
 
 
 def prefill_geometry(arch: int, head_dim: int, kv: KvType) -> _Geometry:
-    """A tile shared by all warps, and 16 queries each. Unmeasured yet.
+    """A tile shared by all warps, and 16 queries each. Not measured yet.
 
     float16 pages and heads of 256 take 99 KiB: all that sm_86 and sm_120 have, two blocks on sm_90. sm_75 has 64 KiB.
     """
@@ -170,7 +157,7 @@ def prefill_geometry(arch: int, head_dim: int, kv: KvType) -> _Geometry:
 
 
 def decode_geometry(arch: int, head_dim: int, kv: KvType) -> _Geometry:
-    """A tile of 16 keys for each warp, 16 queries for all. Four warps with heads of 256 have 68 KB on the way."""
+    """A tile of 16 keys for each warp, 16 queries for all. Four warps with heads of 256 have 68 KB in flight."""
     wide = kv is KvType.F32
     warps, keys = (2 if wide else 4), 16
     if arch < 80:
@@ -179,7 +166,7 @@ def decode_geometry(arch: int, head_dim: int, kv: KvType) -> _Geometry:
 
 
 def _tile_bytes(keys: int, head_dim: int, wide: bool) -> int:
-    """TILE_HALVES of cuda_src/include/attention.cuh: keys and values, and their low parts."""
+    """Bytes of TILE_HALVES in cuda_src/include/attention.cuh: keys and values, and their low parts."""
     return 2 * (2 if wide else 1) * keys * (head_dim + 8) * 2
 
 
@@ -220,7 +207,7 @@ class _Call:
 
     @property
     def gate(self) -> DeviceArray | None:
-        """From the first head's gate on; later ones follow at query_stride."""
+        """The gates: that of the first head, and each next one query_stride later."""
         query, head_dim = self.projected.query, self.layer.head_dim
         return query.view((query.size - head_dim,), offset_bytes=4 * head_dim) if self.layer.gated else None
 
@@ -239,7 +226,7 @@ class _Call:
 
     @property
     def scale(self) -> float:
-        """Of the kernels' exponents to base 2."""
+        """Scale of the scores, for exponents to base 2."""
         return LOG2_E / math.sqrt(self.layer.head_dim)
 
     def defines(self, geometry: _Geometry | None = None) -> dict[str, int | str]:
@@ -295,7 +282,7 @@ class _Call:
         layer, step, plan = self.layer, self.step, self.step.plan
         geometry = prefill_geometry(self.device.arch, layer.head_dim, self.kv_type)
         kernel = self.device.module("attention_prefill", self.defines(geometry)).kernel("attention_prefill")
-        # Every sequence begins a tile of its own; a block without a tile ends at once.
+        # Each sequence starts a new tile; a block without a tile returns at once.
         tiles = plan.long_tokens * (layer.num_heads // layer.num_kv_heads) // (geometry.warps * ROWS) + plan.num_long
         args = (
             *(self.projected.query, self.gate, self.kv, step.block_table, step.positions, step.cu_seqlens, step.rows, self.out),

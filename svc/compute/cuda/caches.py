@@ -13,7 +13,7 @@ KV_DTYPES: dict[str, type[np.floating]] = {"f32": np.float32, "f16": np.float16}
 
 
 class CudaCaches:
-    """Owner of the memory of one MemoryPlan, uninitialised. Recurrent states are in delta_core's STATE_ORDER."""
+    """Owner of the memory of one MemoryPlan, uninitialised. Recurrent states are in the STATE_ORDER of delta_core.py."""
 
     def __init__(self, device: Device, plan: MemoryPlan) -> None:
         layout = plan.layout

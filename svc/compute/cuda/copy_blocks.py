@@ -1,15 +1,15 @@
-"""Moves and clears whole blocks of a slab: KV pages, live rows, snapshots."""
+"""Copies and clears whole blocks of a slab: KV pages, live rows, snapshots."""
 
 from svc.compute.cuda.device import Device, DeviceArray, Stream
 
 THREADS = 256
-MAX_GRID = 4096  # more blocks would only wait for others to end
+MAX_GRID = 4096  # further blocks would only queue
 
 
 def copy_blocks(device: Device, target: DeviceArray, source: DeviceArray, pairs: DeviceArray, stream: Stream | None = None) -> None:
-    """target[pairs[i][1]] = source[pairs[i][0]], one pair after the other. Slabs [n, elements] of one row size; pairs [n, 2] int32.
+    """target[pairs[i][1]] = source[pairs[i][0]], in order. Slabs [n, elements] of one row size; pairs [n, 2] int32.
 
-    `source` and `target` may be one slab: a block may be a target first and a source then. Rows are a multiple of 4 bytes.
+    `source` and `target` may be one slab: a block may be a target first and a source later. Rows are a multiple of 4 bytes.
     """
     row_bytes = _row_bytes(target)
     assert row_bytes == _row_bytes(source)
@@ -20,7 +20,7 @@ def copy_blocks(device: Device, target: DeviceArray, source: DeviceArray, pairs:
 
 
 def zero_blocks(device: Device, target: DeviceArray, blocks: DeviceArray, stream: Stream | None = None) -> None:
-    """target[blocks[i]] = 0, whatever stood there. target [n, elements], rows a multiple of 4 bytes; blocks [n] int32."""
+    """target[blocks[i]] = 0, even if it was NaN. target [n, elements], rows a multiple of 4 bytes; blocks [n] int32."""
     if blocks.shape[0]:
         width, words, grid = _geometry(_row_bytes(target))
         kernel = device.module("copy_blocks").kernel(f"zero_blocks_{width}")

@@ -1,7 +1,7 @@
-"""CupyDevice: a real GPU, through CuPy. Only what the contract (device.py) asks, and CuPy's arrays not at all.
+"""CupyDevice: a real GPU, through CuPy. It implements the contract of device.py and nothing more, without CuPy's arrays.
 
-CuPy is imported when a device is opened: the package installs, and serves on the CPU, without it. Calls come from one thread at a
-time, the one that called `use` last. CuPy keeps compiled kernels on disk (`CUPY_CACHE_DIR`), keyed by the text and options given
+CuPy is imported when a device is opened, so the package installs, and serves on the CPU, without it. Calls come from one thread at
+a time, the one that called `use` last. CuPy keeps compiled kernels on disk (`CUPY_CACHE_DIR`), keyed by the text and options given
 here; it always compiles with denormals flushed to zero.
 """
 
@@ -54,7 +54,7 @@ def open_cupy_device(index: int = 0) -> "CupyDevice":
 
 
 def _check_driver(driver: int, built_for: int) -> None:
-    """Versions as CUDA counts them: 13020 is 13.2. A driver runs what was built for its own major version or an older one."""
+    """Versions in CUDA's numbers: 13020 is 13.2. A driver runs code built for its own major version or an older one."""
     if not driver:
         raise BackendUnavailableError("the cuda device needs the NVIDIA driver, which is not loaded on this machine")
     if driver // 1000 < built_for // 1000:
@@ -95,7 +95,7 @@ class CupyEvent:
 
 
 class CupyGraph:
-    """`kept`: the arrays it works on. Their addresses are baked in, and CuPy would not keep them."""
+    """`kept`: the arrays of the captured work. The graph holds their addresses, and CuPy would not keep them alive."""
 
     def __init__(self, device: "CupyDevice", raw: Any, kept: list[object]) -> None:
         self._device, self._raw, self._kept = device, raw, kept
@@ -110,7 +110,7 @@ class CupyKernel:
     def __init__(self, raw: Any, signature: Signature, shared_limit: int) -> None:
         self.raw, self.signature = raw, signature
         self.static_shared_bytes = int(raw.shared_size_bytes)
-        if shared_limit > STATIC_SHARED_BYTES:  # opting in costs nothing: a launch takes what it asks for
+        if shared_limit > STATIC_SHARED_BYTES:  # opting in is free: a launch gets as much as it asks for
             raw.max_dynamic_shared_size_bytes = shared_limit - self.static_shared_bytes
 
 
@@ -153,7 +153,7 @@ class CupyDevice:
         self.refuse_while_capturing("allocating")
         nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         try:
-            memory = self._cuda.Memory(max(nbytes, 1))  # not from a pool: it is given back when the array goes
+            memory = self._cuda.Memory(max(nbytes, 1))  # not from a pool: freed with the array
         except self._runtime.CUDARuntimeError as error:
             raise MemoryError(f"{nbytes} bytes wanted on the GPU, {self.memory().free_bytes} are free: {error}") from None
         return DeviceArray(int(memory.ptr), shape, dtype, memory)
@@ -178,13 +178,13 @@ class CupyDevice:
             memory = self._cuda.PinnedMemory(nbytes)
         except self._runtime.CUDARuntimeError as error:
             raise MemoryError(f"{nbytes} bytes of pinned memory wanted: {error}") from None
-        pointer = self._cuda.PinnedMemoryPointer(memory, 0)  # the array keeps it, and it keeps the memory
+        pointer = self._cuda.PinnedMemoryPointer(memory, 0)  # the array keeps the pointer alive, and the pointer the memory
         values: NDArray[Any] = np.frombuffer(pointer, dtype, size).reshape(shape)
         return values
 
     def copy_in(self, target: DeviceArray, values: NDArray[Any], stream: CupyStream | None = None) -> None:
         self.refuse_while_capturing("copying from memory that is not pinned")
-        # From pageable memory the driver has read all of it when the call returns.
+        # The driver has read all of a pageable source when the call returns.
         self._copy(target.pointer, _host_pointer(target, np.ascontiguousarray(values)), target.nbytes, TO_DEVICE, stream)
 
     def copy_in_async(self, target: DeviceArray, pinned: NDArray[Any], stream: CupyStream | None = None) -> None:
@@ -229,7 +229,7 @@ class CupyDevice:
             options = ["-std=c++17", *(f"-D{name}={value}" for name, value in defines.items())]
             options += [f"-I{folder}" for folder in _header_folders()]
             raw = self._cupy.RawModule(code=loaded.text, options=tuple(options))
-            raw.compile()  # an error of ours shows with its log
+            raw.compile()  # now, so that an error comes with its log
             self._modules[key] = CupyModule(raw, parse_signatures(loaded.text, defines), shared_limit_bytes(self.arch))
         return self._modules[key]
 
@@ -246,7 +246,7 @@ class CupyDevice:
         grid, block = full_dim(grid), full_dim(block)
         check_launch(kernel.signature, self.arch, grid, block, shared_bytes, kernel.static_shared_bytes)
         self._keep(*values)
-        # Addresses as 64 bits; the scalars have their declared type already, which CuPy passes on as it is.
+        # Addresses as 64 bits. The scalars have their declared type already, and CuPy passes it on.
         plain = tuple(
             np.uint64(0 if value is None else value.pointer) if parameter.pointer else value
             for parameter, value in zip(kernel.signature.parameters, values, strict=True)
@@ -282,11 +282,11 @@ class CupyDevice:
                 record()
             except BaseException:
                 with self.faults():
-                    raw_stream.end_capture()  # or the stream stays in this mode
+                    raw_stream.end_capture()  # otherwise the stream stays in this mode
                 raise
             with self.faults():
                 graph = raw_stream.end_capture()
-                graph.upload(raw_stream)  # or the first launch would pay for it
+                graph.upload(raw_stream)  # otherwise the first launch would pay for it
         finally:
             self._capturing = None
             kept, self._kept = self._kept, []
@@ -294,7 +294,7 @@ class CupyDevice:
 
     @contextmanager
     def faults(self) -> Iterator[None]:
-        """For this device and its events: errors of CUDA under the name that the contract has for them."""
+        """Turns errors of CUDA into the contract's DeviceFaultError."""
         try:
             yield
         except self._faults as error:
@@ -324,7 +324,7 @@ def _host_pointer(array: DeviceArray, values: NDArray[Any]) -> int:
 
 
 def _header_folders() -> list[Path]:
-    """cuda_fp16.h from the wheel nvidia-cuda-runtime; without it CuPy looks into an installed toolkit by itself."""
+    """cuda_fp16.h from the wheel nvidia-cuda-runtime; without the wheel, CuPy searches an installed toolkit itself."""
     package = importlib.util.find_spec("nvidia")
     folders = package.submodule_search_locations if package else None
     return sorted({header.parent for folder in folders or () for header in Path(folder).glob("*/include/cuda_fp16.h")})

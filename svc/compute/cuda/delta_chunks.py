@@ -1,4 +1,4 @@
-"""Which sequences of a step go through the chunked delta rule, and in which chunks. Numbers only, once per step for all layers."""
+"""Plans the chunked delta rule: which sequences of a step use it, and in which chunks. Numbers only, once per step."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ import numpy as np
 from svc.compute.step_inputs import Int32, StepInputs
 
 CHUNK = 64  # most tokens of a chunk, as in cuda_src/include/delta.cuh
-# Sequences of at most so many tokens are taken token by token (STEP_TOKENS in cuda_src/delta_decode.cu): a chunk costs as much
-# as 64 tokens however few it has.
+# Sequences of at most this many tokens are evaluated token by token (STEP_TOKENS in cuda_src/delta_decode.cu): a chunk costs as
+# much as 64 tokens however few it has.
 STEP_TOKENS = 8
-# `step_tokens` of a plan without chunks: any number of tokens one by one, so that a state has the same bits however it was reached.
+# `step_tokens` of a plan without chunks: all tokens one by one, so that a state has the same bits however it was reached.
 ALL_STEPS = 2**31 - 1
 
 
@@ -29,7 +29,7 @@ class ChunkPlan:
         return len(self.chunks)
 
     def rounds(self, most: int) -> list[tuple[Int32, Int32]]:
-        """(chunks, cu_chunks) of at most `most` chunks each, to be worked off one after the other."""
+        """(chunks, cu_chunks) of at most `most` chunks each, to run one after the other."""
         starts = range(0, self.num_chunks, most) if most else ()
         return [(self.chunks[a : a + most], np.clip(self.cu_chunks - a, 0, min(most, self.num_chunks - a))) for a in starts]
 
@@ -37,8 +37,8 @@ class ChunkPlan:
 def plan_chunks(inputs: StepInputs, step_tokens: int = STEP_TOKENS) -> ChunkPlan:
     """A chunk ends after CHUNK tokens, at absolute positions that CHUNK divides and after a captured token.
 
-    The absolute grid makes the rounding of a long text independent of how its prefill was cut into pieces on that grid. Padding
-    sequences (negative rows) have no chunks.
+    With the absolute grid, the rounding of a long text does not depend on how its prefill was divided into steps on that grid.
+    Padding sequences (negative rows) have no chunks.
     """
     chunks: list[tuple[int, int, int, int]] = []
     cu_chunks, any_steps = [0], False
@@ -52,7 +52,7 @@ def plan_chunks(inputs: StepInputs, step_tokens: int = STEP_TOKENS) -> ChunkPlan
 
 
 def most_chunks(num_tokens: int, num_sequences: int, num_captures: int) -> int:
-    """No step of so many tokens, sequences and captures has more."""
+    """Upper bound on the chunks of a step."""
     return min(num_tokens, num_tokens // CHUNK + 2 * num_sequences + num_captures)
 
 

@@ -1,13 +1,12 @@
-"""The core of a Gated DeltaNet layer (ARCH_SPEC 6): all between the projections of its input and the projection of its output."""
+"""The core of a Gated DeltaNet layer: everything between the input and output projections (docs/model_math.md)."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from svc.compute.cuda.delta_chunks import CHUNK, ChunkPlan
+from svc.compute.cuda.delta_chunks import CHUNK
 from svc.compute.cuda.device import Device, DeviceArray, Dim, Stream
-from svc.compute.step_inputs import Int32, StepInputs
 from svc.memory.layout import MemoryLayout
 from svc.model.layers.delta import DeltaWeights
 
@@ -18,9 +17,9 @@ WANTED_BLOCKS = 264  # keep a GPU busy: two for each multiprocessor of the large
 
 @dataclass(frozen=True, slots=True)
 class DeltaInputs:
-    """What the kernels know of a step: arrays of StepInputs and ChunkPlan on the device, and host numbers that shape a launch.
+    """Arrays of StepInputs and ChunkPlan on the device, and host numbers that shape the launches.
 
-    `num_tokens` and `num_sequences` may count padding: sequences whose row is negative, tokens behind cu_seqlens[-1]. Padding is
+    `num_tokens` and `num_sequences` may count padding: sequences with a negative row, tokens after cu_seqlens[-1]. Padding is
     neither read nor advanced, and its outputs are zero. A negative capture snapshot is skipped.
     """
 
@@ -37,30 +36,10 @@ class DeltaInputs:
     rounds: tuple[tuple[DeviceArray, DeviceArray], ...]  # (chunks, cu_chunks) of ChunkPlan.rounds
 
 
-def delta_step(device: Device, inputs: StepInputs, plan: ChunkPlan) -> DeltaInputs:
-    """In fresh arrays, for whoever keeps no buffers of fixed place."""
-
-    def on_device(values: Int32) -> DeviceArray:
-        return device.from_host(np.ascontiguousarray(values, np.int32))
-
-    return DeltaInputs(
-        num_tokens=inputs.num_tokens,
-        num_sequences=inputs.num_sequences,
-        num_chunks=plan.num_chunks,
-        step_tokens=plan.step_tokens,
-        any_steps=plan.any_steps,
-        cu_seqlens=on_device(inputs.cu_seqlens),
-        rows=on_device(inputs.rows),
-        capture_tokens=on_device(inputs.capture_tokens),
-        capture_snapshots=on_device(inputs.capture_snapshots),
-        cu_captures=on_device(inputs.cu_captures),
-        rounds=tuple((on_device(chunks), on_device(cu_chunks)) for chunks, cu_chunks in plan.rounds(plan.num_chunks)),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class DeltaProjected:
-    """Of all tokens, float32: raw [T, channels] (q | k | v before the convolution), gate [T, V], beta and alpha [T, H_v]."""
+    """Projections of all tokens, float32: raw [T, channels] (q | k | v before the convolution), gate [T, V], beta, alpha [T,
+    H_v]."""
 
     raw: DeviceArray
     gate: DeviceArray
@@ -88,13 +67,13 @@ class DeltaStates:
 
     @staticmethod
     def _from(slab: DeviceArray, offset: int) -> DeviceArray | None:
-        """The slab from an offset in its first row on; None for a slab without rows."""
+        """The slab from an offset in its first row; None for a slab without rows."""
         return slab.view((slab.size - offset,), offset_bytes=4 * offset) if slab.size else None
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaWorkspace:
-    """Scratch memory of chunked sequences, any content, shared by all layers: mixed [>= T, channels], gates [>= T, H_v, 2],
+    """Scratch memory of chunked sequences, shared by all layers: mixed [>= T, channels], gates [>= T, H_v, 2],
     chunks [>= num_chunks, H_v, CHUNK_FLOATS], float32."""
 
     mixed: DeviceArray
@@ -123,8 +102,8 @@ def delta_core(
 ) -> None:
     """out [T, V] = norm(delta rule(conv(raw))) * SiLU(gate); advances live rows and writes captured snapshots.
 
-    Sequences of at most `step.step_tokens` tokens go token by token, the others through chunks; a step may have both. `workspace`
-    may be None when the step has no chunks.
+    Sequences of at most `step.step_tokens` tokens advance token by token, the others in chunks; a step may have both. `workspace`
+    may be None if the step has no chunks.
     """
     assert out.shape == (step.num_tokens, layer.num_value_heads * layer.value_dim)
     call = _Call(device, layer, states, step, stream)
@@ -141,10 +120,10 @@ def delta_core(
 
 
 def decode_columns(layer: DeltaWeights, num_sequences: int) -> int:
-    """Value columns that a block of delta_decode takes.
+    """Value columns of a block of delta_decode.
 
-    32 at least (64 where a warp covers 16): fewer leave lanes idle. More save convolving q and k again in every block, which
-    matters only when there are blocks enough. From KERNELS.md 1b, not measured.
+    At least 32 (64 if a warp covers 16), since fewer leave lanes idle. More columns spare convolving q and k again in every block,
+    which matters only if there are blocks enough. Not measured.
     """
     columns = 32 if layer.key_dim % 32 == 0 else 64
     while 2 * columns <= layer.value_dim:
@@ -157,7 +136,7 @@ def decode_columns(layer: DeltaWeights, num_sequences: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The launches of one layer in one step. `reads` is what the delta rule gives, before norm and gate, in the place of `out`."""
+    """The launches of one layer in one step. `reads`: the output of the delta rule before norm and gate, stored in `out`."""
 
     device: Device
     layer: DeltaWeights
@@ -225,7 +204,7 @@ class _Call:
         return projected.raw, projected.beta, projected.alpha, layer.conv, layer.a, layer.dt_bias
 
     def _launch(self, kernel: str, grid: Dim, threads: int, *args: Any) -> None:
-        """`kernel`: "source", or "source/kernel" where the names differ."""
+        """`kernel`: "source", or "source/kernel" if the names differ."""
         layer = self.layer
         defines = {
             "KEY_DIM": layer.key_dim,

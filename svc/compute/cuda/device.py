@@ -1,15 +1,14 @@
-"""The device layer: all that the CUDA room asks of a GPU, in one small contract with two implementations.
+"""The device layer: all that the CUDA backend asks of a GPU, in one small contract with two implementations.
 
-`CupyDevice` (cupy_device.py) is a real GPU. `EmulatedDevice` (tests/cuda_emulator) runs the same kernels on the CPU, so that
-whatever is written against this file is tested without a GPU. Launchers, graphs and the backend see nothing else.
+`CupyDevice` (cupy_device.py) is a real GPU. `EmulatedDevice` (tests/cuda_emulator) runs the same kernels on the CPU, so that code
+written against this file is tested without a GPU. Launchers, graphs and the backend see nothing else.
 
-Order of work. Everything that takes a `stream` (None: `Device.main`) is queued on it and may not have happened when the call
-returns; `to_host`, `copy_in` and `from_host` are complete for the host on return. Streams are unordered among each other except
-through events. Arrays and pinned memory must not be dropped or reused on another stream or by the host before the work on them
-is done.
+Order of work. Every call that takes a `stream` (None: `Device.main`) is queued on it and may not have happened on return;
+`to_host`, `copy_in` and `from_host` are complete for the host on return. Only events order streams among each other. Arrays and
+pinned memory must not be dropped, or reused on another stream or by the host, before the work on them is done.
 
-Mistakes of ours (a wrong type, an oversized launch, an allocation while capturing) are TypeError, ValueError or DeviceStateError;
-what a kernel does wrong while it runs is DeviceFaultError.
+Our mistakes (a wrong type, an oversized launch, an allocation while capturing) are TypeError, ValueError or DeviceStateError. A
+fault of a running kernel is DeviceFaultError.
 """
 
 import math
@@ -32,15 +31,15 @@ def module_text(source: str, defines: Defines) -> str:
 
 
 class DeviceFaultError(RuntimeError):
-    """A kernel that failed: an illegal address, a deadlock, a time-out. On a real GPU the device is lost to this process."""
+    """A kernel failed: an illegal address, a deadlock, a time-out. On a real GPU the device is lost to this process."""
 
 
 class DeviceStateError(RuntimeError):
-    """A call that the state of the device forbids: allocating or reading back while a graph is captured."""
+    """The state of the device forbids the call: allocating or reading back while a graph is captured."""
 
 
 class DeviceArray:
-    """A C-contiguous array in device memory. Deliberately no numpy array: reading one is `Device.to_host`, nothing converts by
+    """A C-contiguous array in device memory. Deliberately not a numpy array: `Device.to_host` reads it, and nothing converts it by
     accident.
 
     `owner` keeps the memory alive; views share it. bfloat16 is `uint16` here and quantized blocks are `uint8`.
@@ -63,7 +62,7 @@ class DeviceArray:
         return self.size * self.dtype.itemsize
 
     def view(self, shape: Sequence[int], dtype: DTypeLike | None = None, *, offset_bytes: int = 0) -> "DeviceArray":
-        """The same memory read otherwise. ValueError when it does not lie inside this array or is not aligned to its elements."""
+        """The same memory with another shape or type. ValueError if it exceeds this array or is not aligned to its elements."""
         array = DeviceArray(self.pointer + offset_bytes, shape, self.dtype if dtype is None else dtype, self.owner)
         if offset_bytes < 0 or offset_bytes + array.nbytes > self.nbytes:
             raise ValueError(f"a view {array.shape} {array.dtype} at byte {offset_bytes} does not lie inside {self!r}")
@@ -79,7 +78,7 @@ class DeviceArray:
         return DeviceArray(self.pointer + start * row_bytes, (stop - start, *self.shape[1:]), self.dtype, self.owner)
 
     def __getitem__(self, part: slice) -> "DeviceArray":
-        """Leading rows, `array[a:b]`. Without a step, and nothing else: a single element is a read back."""
+        """Rows `array[a:b]` of the first axis. No step and no single elements: those would be reads."""
         if not isinstance(part, slice) or part.step is not None:
             raise TypeError("a device array gives slices of its first axis only")
         return self.rows(*part.indices(self.shape[0])[:2])
@@ -98,7 +97,7 @@ class DeviceArray:
 
 
 class Kernel(Protocol):
-    """One entry of a module. `static_shared_bytes` is what it declares as fixed shared memory (0 where that is not known)."""
+    """One entry of a module. `static_shared_bytes`: its shared memory of fixed size (0 if not known)."""
 
     @property
     def signature(self) -> Signature: ...
@@ -111,7 +110,7 @@ class Module(Protocol):
     """One compiled source."""
 
     def kernel(self, name: str) -> Kernel:
-        """KeyError when the source declares no such `extern "C" __global__` function."""
+        """KeyError if the source declares no such `extern "C" __global__` function."""
 
 
 class Stream(Protocol):
@@ -125,17 +124,17 @@ class Event(Protocol):
         """Marks all work queued on the stream so far."""
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Work queued on the stream from now on waits for the mark; the host does not."""
+        """Later work on the stream waits for the mark; the host does not."""
 
     def done(self) -> bool:
-        """Whether the marked work is finished. Never blocks. True before the first record."""
+        """Whether the marked work has finished. Never blocks. True before the first record."""
 
     def synchronize(self) -> None:
         """The host waits for the mark."""
 
 
 class Graph(Protocol):
-    """Captured work. Arrays, pointers and scalars are those of the capture; only the contents of the arrays may change."""
+    """Captured work. Arrays, pointers and scalars are those of the capture; only the contents of arrays may change."""
 
     def launch(self, stream: Stream | None = None) -> None: ...
 
@@ -149,18 +148,18 @@ class DeviceMemory:
 class Device(Protocol):
     """One GPU. Used from one thread at a time.
 
-    `on_compile(source and defines)` is called before a module is compiled, or found in the cache of compiled ones; what it raises
-    comes out of `module`. None, until somebody wants to know.
+    `on_compile(source and defines)` is called before a module is compiled or found in the cache of compiled ones. `module` passes
+    on its exceptions. None: no callback.
     """
 
     on_compile: Callable[[str], None] | None
 
     def use(self) -> None:
-        """Makes this the GPU of the calling thread: once when another thread than the one that opened it goes on."""
+        """Makes this the GPU of the calling thread. Called once if another thread than the opening one goes on."""
 
     @property
     def name(self) -> str:
-        """As the driver calls it."""
+        """The driver's name for it."""
 
     @property
     def arch(self) -> int:
@@ -168,7 +167,7 @@ class Device(Protocol):
 
     @property
     def main(self) -> Stream:
-        """The stream used where none is given. Not the null stream, so that it can be captured."""
+        """The default stream. Not the null stream, so that it can be captured."""
 
     def memory(self) -> DeviceMemory: ...
 
@@ -182,14 +181,14 @@ class Device(Protocol):
         """A new array with these values."""
 
     def pinned(self, shape: Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-        """Page-locked host memory, uninitialised: the only host memory that the `_async` copies take. Parts of it may be used by
-        different streams. MemoryError when the machine does not give it."""
+        """Page-locked host memory, uninitialised: the only host memory for the `_async` copies. Different streams may use parts of
+        it. MemoryError if the machine does not provide it."""
 
     def copy_in(self, target: DeviceArray, values: NDArray[Any], stream: Stream | None = None) -> None:
         """Host to device, same shape and dtype. `values` may be changed as soon as the call returns."""
 
     def copy_in_async(self, target: DeviceArray, pinned: NDArray[Any], stream: Stream | None = None) -> None:
-        """`pinned` is read when the stream gets there: leave it alone until an event says so."""
+        """The stream reads `pinned` later: do not change it before an event says that it has."""
 
     def to_host(self, array: DeviceArray, stream: Stream | None = None) -> NDArray[Any]:
         """Waits for the stream, then copies."""
@@ -198,14 +197,14 @@ class Device(Protocol):
         """`pinned` holds the values once an event recorded after this call is done."""
 
     def copy(self, target: DeviceArray, source: DeviceArray, stream: Stream | None = None) -> None:
-        """Device to device, equally many bytes, not overlapping."""
+        """Device to device, the same number of bytes, no overlap."""
 
     def zero(self, target: DeviceArray, stream: Stream | None = None) -> None:
         """All bytes to zero."""
 
     # -- kernels ----------------------------------------------------------------------------------------------------------------
     def module(self, source: str, defines: Defines | None = None) -> Module:
-        """`cuda_src/<source>.cu` compiled with -D for each of `defines`; compiled once, kept for the life of the device."""
+        """`cuda_src/<source>.cu`, compiled once with -D for each of `defines` and kept for the life of the device."""
 
     def launch(
         self,
@@ -216,9 +215,9 @@ class Device(Protocol):
         shared_bytes: int = 0,
         stream: Stream | None = None,
     ) -> None:
-        """Runs grid x block threads. `args` are checked against the declaration (signature.py): a DeviceArray or None per
-        pointer, numbers otherwise. TypeError or ValueError name the kernel and the parameter; `shared_bytes` is held against
-        the architecture's limit."""
+        """Runs grid x block threads. `args` are checked against the declaration (signature.py): a DeviceArray or None per pointer,
+        numbers otherwise. TypeError or ValueError name the kernel and the parameter. `shared_bytes` is checked against the
+        architecture's limit."""
 
     # -- order ------------------------------------------------------------------------------------------------------------------
     def stream(self) -> Stream: ...
@@ -226,10 +225,10 @@ class Device(Protocol):
     def event(self) -> Event: ...
 
     def synchronize(self, stream: Stream | None = None) -> None:
-        """The host waits for one stream, or for all when None."""
+        """The host waits for one stream, or for all if None."""
 
     def capture(self, record: Callable[[], object], stream: Stream | None = None) -> Graph:
-        """Calls `record` and keeps what it queues on the stream instead of running it.
+        """Calls `record`, and records the work it queues on the stream instead of running it.
 
-        Allowed inside: launch, copy, zero and the `_async` copies on that stream. All else is a DeviceStateError.
+        Allowed inside: launch, copy, zero and the `_async` copies on that stream. Anything else is a DeviceStateError.
         """

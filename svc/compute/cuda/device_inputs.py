@@ -1,4 +1,4 @@
-"""The metadata of a step on the device: all of StepInputs in one copy per step, and the host numbers that shape its launches."""
+"""StepInputs on the device, uploaded in one copy per step, and the host numbers that shape the launches."""
 
 import math
 from collections.abc import Mapping
@@ -19,23 +19,23 @@ from svc.model.model_config import ModelConfig
 
 USUAL_CAPTURES = 16
 DECODE_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # sequences of a recorded step, padding included (graphs.py)
-MOST_SPLIT_FLOATS = 1 << 28  # of partial results of attention: a gigabyte
+MOST_SPLIT_FLOATS = 1 << 28  # of partial results of attention: one gigabyte
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The largest step there will be: T tokens of B sequences, and what follows from the model and its memory."""
+    """Upper bounds for every step: tokens, sequences, and the sizes that follow from the model and its memory."""
 
     tokens: int
     sequences: int
     captures: int
-    chunks: int  # of the chunked delta rule in one round; a step with more captures than usual takes several
+    chunks: int  # of the chunked delta rule in one round; a step with more captures than usual takes several rounds
     all_chunks: int
     table_width: int
     page_tokens: int
     rotary_dims: int
-    split_floats: int  # partial results of attention; a step that would need more does without splits
-    query_rows: int  # floats of a split of one token: heads * (head_dim + 2)
+    split_floats: int  # partial results of attention; a step that needs more is computed without splits
+    query_rows: int  # floats of one token's split: heads * (head_dim + 2)
 
     @classmethod
     def of(cls, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, *, exact: bool = False) -> "StepLimits":
@@ -60,7 +60,7 @@ class StepLimits:
 
     @property
     def words(self) -> int:
-        """Four bytes each, of all arrays of a step."""
+        """Words of four bytes for all arrays of a step."""
         num_rounds = -(-self.all_chunks // max(1, self.chunks))
         sizes = [
             *(self.tokens, self.tokens, self.sequences + 1, self.sequences, self.sequences * self.table_width),
@@ -74,16 +74,15 @@ class StepLimits:
 @dataclass(frozen=True, slots=True)
 class DeviceInputs:
     tokens: DeviceArray  # [T] int32
-    token_rows: DeviceArray | None  # [T] int32, negative for padding; None where there is none
+    token_rows: DeviceArray | None  # [T] int32, negative for padding; None without padding
     attention: AttentionInputs
     delta: DeltaInputs
 
 
 class InputsUploader:
-    """Owner of the buffers that a step's metadata goes through. Before `reserve` each step gets arrays of its own.
+    """Owner of the buffers for a step's metadata. Before `reserve` each step gets arrays of its own.
 
-    `exact`: every token goes through the same kernels, whatever comes with it: attention never in splits, the delta rule never in
-    chunks.
+    `exact`: every token goes through the same kernels in any step: no splits of attention, no chunks of the delta rule.
     """
 
     def __init__(self, device: Device, *, exact: bool = False) -> None:
@@ -97,7 +96,8 @@ class InputsUploader:
         self._packed = PackedUpload(self._device, limits.words)
 
     def upload(self, inputs: StepInputs, decode_plan: AttentionPlan | None = None) -> DeviceInputs:
-        """Queues one copy. The arrays are those of the latest step only. `decode_plan`: of one token a sequence, some padding."""
+        """Queues one copy; the arrays are valid until the next step's. `decode_plan`: plan of a decode-only step, possibly
+        padded."""
         plan = plan_chunks(inputs, ALL_STEPS if self._exact else STEP_TOKENS)
         rounds = plan.rounds(plan.num_chunks if self._limits is None else min(plan.num_chunks, self._limits.chunks))
         arrays = {
@@ -108,7 +108,7 @@ class InputsUploader:
             "rope_cos": inputs.rope_cos,
             "rope_sin": inputs.rope_sin,
         }
-        there = self._copied(arrays)
+        there = self._uploaded(arrays)
         attention = AttentionInputs(
             **{name: there[name] for name in ("positions", "cu_seqlens", "rows", "block_table", "rope_cos", "rope_sin")},
             plan=decode_plan or self._attention_plan(inputs),
@@ -124,13 +124,13 @@ class InputsUploader:
         )
         return DeviceInputs(there["tokens"], there["rows"] if decode_plan else None, attention, delta)
 
-    def _copied(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, DeviceArray]:
+    def _uploaded(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, DeviceArray]:
         if self._packed is None:
             return {name: self._device.from_host(np.ascontiguousarray(values)) for name, values in arrays.items()}
         return self._packed.upload(arrays)
 
     def _attention_plan(self, inputs: StepInputs) -> AttentionPlan:
-        """Short pieces are decoded in splits as far as there is room for their partial results."""
+        """Short chunks are decoded in splits if their partial results fit."""
         for most_tokens in () if self._exact else (MOST_DECODE_TOKENS, 1):
             plan = plan_attention(inputs.cu_seqlens, inputs.positions, most_decode_tokens=most_tokens)
             if self._limits is None or self._split_floats(inputs, plan) <= self._limits.split_floats:

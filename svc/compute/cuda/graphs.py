@@ -1,7 +1,7 @@
-"""Decode steps as recorded graphs: one launch from the host instead of some hundred.
+"""Decode steps as recorded graphs: one launch from the host instead of several hundred.
 
-A graph has its sizes and addresses baked in, so a step is padded to one of a few shapes: a bucket of sequences, and a bound on
-their contexts. Padding sequences have a negative row and touch nothing.
+Sizes and addresses of a graph are fixed, so a step is padded to one of a few shapes: a bucket of sequences, and a bound on their
+contexts. Padding sequences have a negative row and touch nothing.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class DecodeShape:
 
     @classmethod
     def of(cls, inputs: StepInputs, limits: StepLimits, *, exact: bool = False) -> "DecodeShape | None":
-        """The smallest that holds a step; None where it must go without: prefill, captures, more sequences than any bucket."""
+        """The smallest shape that holds a step; None if no graph can: prefill, captures, more sequences than any bucket."""
         count = inputs.num_sequences
         sequences = next((bucket for bucket in DECODE_BUCKETS if count <= bucket <= limits.sequences), None)
         if inputs.num_tokens != count or len(inputs.capture_tokens) or sequences is None:
@@ -44,7 +44,7 @@ class DecodeShape:
         return cls(sequences, min(most_splits, rounded)) if splits <= most_splits else None
 
     def padded(self, inputs: StepInputs, limits: StepLimits) -> StepInputs:
-        """The step with as many sequences as this shape, the last of them padding, and a block table as wide as its contexts."""
+        """The step padded to this shape's number of sequences and to a block table for its contexts."""
         extra = self.sequences - inputs.num_sequences
         width = min(limits.table_width, -(-self.splits * SPLIT_TOKENS // limits.page_tokens))
         table = np.full((self.sequences, width), -1, np.int32)
@@ -64,18 +64,18 @@ class DecodeShape:
 
 
 class DecodeGraphs:
-    """Owner of the graphs. A shape runs as it is the first time, when its kernels may have to be compiled, and is recorded the
+    """Owner of the graphs. A shape is launched kernel by kernel the first time, which may compile kernels, and recorded the
     second time."""
 
     def __init__(self) -> None:
         self._graphs: dict[DecodeShape, Graph | None] = {}
 
     def __len__(self) -> int:
-        """Graphs recorded so far."""
+        """Number of recorded graphs."""
         return sum(graph is not None for graph in self._graphs.values())
 
     def run(self, device: Device, shape: DecodeShape, work: Callable[[], None]) -> None:
-        """Does what `work` queues, which must be the same for a shape every time but for the contents of its arrays."""
+        """Runs `work`, or its graph. For one shape `work` must always queue the same, apart from the contents of arrays."""
         if shape not in self._graphs:
             self._graphs[shape] = None
             work()

@@ -1,11 +1,11 @@
-"""What each architecture allows of a launch."""
+"""Limits of a launch on each architecture."""
 
 from svc.compute.cuda.signature import Signature
 
 OLDEST_ARCH = 75
-# The architectures every kernel is compiled for by the tests; others between and above them run code of the nearest.
+# The tests compile every kernel for these architectures; others run code of the nearest one below.
 TESTED_ARCHS = (75, 80, 86, 89, 90, 100, 120)
-STATIC_SHARED_BYTES = 48 << 10  # of arrays of fixed size, everywhere
+STATIC_SHARED_BYTES = 48 << 10  # limit of shared arrays of fixed size, on every architecture
 # Most shared memory one block may have, dynamic and static together, after opting in.
 SHARED_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 88: 99, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
 REGISTERS_PER_SM = 65536
@@ -32,7 +32,7 @@ MAX_GRID = (2**31 - 1, 65535, 65535)
 
 
 def shared_limit_bytes(arch: int) -> int:
-    """Of an architecture newer than this table: the smallest of the recent ones."""
+    """Shared memory of a block; for an architecture newer than the table, the smallest of the recent ones."""
     return SHARED_KIB.get(arch, 99) << 10
 
 
@@ -52,7 +52,7 @@ def check_launch(
     shared_bytes: int,
     static_bytes: int = 0,
 ) -> None:
-    """ValueError naming the kernel when no GPU of this architecture could run it so."""
+    """ValueError naming the kernel if no GPU of this architecture can run the launch."""
     name = signature.kernel
     threads = block[0] * block[1] * block[2]
     for what, dim, most in (("grid", grid, MAX_GRID), ("block", block, MAX_BLOCK)):

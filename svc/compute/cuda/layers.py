@@ -1,6 +1,6 @@
-"""The coarse operations of a layer, as launches in one order, each with its buffers.
+"""The coarse operations of a layer: launches in a fixed order, and their buffers.
 
-The buffers are listed apart from the launches, so that the same list is counted when memory is planned.
+The buffers are listed apart from the launches, so that planning the memory counts the same list.
 """
 
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ def delta_mixer(
     *,
     exact: bool = False,
 ) -> None:
-    """As in reference/delta_mixer.py; hidden [T, C]. `exact`: of products, as in matmul.py; `step` says how the states advance."""
+    """As in reference/delta_mixer.py; hidden [T, C]. `exact`: for products, as in matmul.py; `step` says how the states advance."""
     buffers = DeltaBuffers.take(allocator, layer, hidden.shape[1], step.num_tokens, step.num_chunks)
     rms_norm(device, buffers.x, hidden, layer.input_norm, layer.epsilon)
     weights = (layer.qkv, layer.gate, layer.beta, layer.alpha)
@@ -112,7 +112,8 @@ def attention_mixer(
     *,
     exact: bool = False,
 ) -> None:
-    """As in reference/attention_mixer.py; hidden [T, C]. `exact`: of products, as in matmul.py; `step` says how is attended."""
+    """As in reference/attention_mixer.py; hidden [T, C]. `exact`: for products, as in matmul.py; `step.plan` chooses the
+    kernels."""
     buffers = AttentionBuffers.take(allocator, layer, hidden.shape[1], step.num_tokens)
     rms_norm(device, buffers.x, hidden, layer.input_norm, layer.epsilon)
     weights = (layer.query, layer.key, layer.value)
@@ -144,7 +145,7 @@ class DenseBuffers:
 
 
 def dense_ffn(device: Device, hidden: DeviceArray, layer: DenseFfnWeights, allocator: Allocator, *, exact: bool = False) -> None:
-    """As in reference/dense_ffn.py; hidden [T, C]. `exact`: of products, as in matmul.py."""
+    """As in reference/dense_ffn.py; hidden [T, C]. `exact`: for products, as in matmul.py."""
     num_tokens, width = hidden.shape
     buffers = DenseBuffers.take(allocator, width, layer.gate.rows, num_tokens)
     rms_norm(device, buffers.x, hidden, layer.input_norm, layer.epsilon)

@@ -1,7 +1,7 @@
 """Products of weights in any GGUF type with rows of activations.
 
-Float weights meet float activations, all others activations in blocks of 32 signed bytes (quantize.py). Few rows take a kernel that
-reads every weight once (gemv.cu), many rows one that works on tiles (gemm.cu, gemm_float.cu).
+Float weights take float activations, all other weights take activations in blocks of 32 signed bytes (quantize.py). Few rows use a
+kernel that reads every weight once (gemv.cu), many rows one that works on tiles (gemm.cu, gemm_float.cu).
 """
 
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ _STORE, _ADD, _GATE = 0, 1, 2  # cuda_src/include/matmul.cuh
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertRows:
-    """Which matrix of a stack each of P output rows (pairs of token and rank, token * ranks + rank) is for. All int32.
+    """The matrix of a stack for each of P output rows (pairs of token and rank, token * ranks + rank). All int32.
 
-    `experts` [P]: negative for a row to be skipped. `pairs` [P] and `offsets` [E + 1]: the pairs that are not skipped sorted by
-    expert, those of e from offsets[e] to offsets[e + 1]. None of the two where there are too few rows to sort.
+    `experts` [P]: negative for a skipped row. `pairs` [P] and `offsets` [E + 1]: the other pairs sorted by expert, those of
+    expert e from offsets[e] to offsets[e + 1]. Both are None if there are too few rows to sort.
     """
 
     experts: DeviceArray
@@ -44,9 +44,9 @@ def matmul(
     """out[t] = weight . x[t] (+ add[t]); out, add float32 [T, rows]. `add` may be `out` itself: a residual.
 
     With `experts` the weight is a stack and output row p is weight[experts[p]] . x[p // (P // T)], so x has a row for each token or
-    for each pair. A skipped row gets zeros (plus `add`) from the kernel for few rows and is left alone by the one for many.
+    for each pair. The kernel for few rows writes zeros (plus `add`) to a skipped row; the one for many does not write it.
 
-    `exact`: the same bits for a row whatever the number of rows beside it.
+    `exact`: a row has the same bits for any number of rows beside it.
     """
     plan = _plan(out, x, weight, experts, exact)
     _queue_plain(device, plan, out, add, _STORE if add is None else _ADD, stream)
@@ -65,8 +65,8 @@ def gate_up(
 ) -> None:
     """out[t] = silu(gate . x[t]) * (up . x[t]); out float32 [T, rows]. As `matmul` otherwise.
 
-    One launch for matrices of one type, as files mostly have them. Two where the types differ, as a kernel knows one format, and
-    for many rows of floats: the second then reads what the first has written, 8 bytes for each element of `out`.
+    One launch for matrices of one type, which is the usual case. Two if the types differ, since a kernel knows one format, and for
+    many rows of floats: the second then reads the output of the first, 8 bytes for each element of `out`.
     """
     assert (gate.rows, gate.columns, gate.num_experts) == (up.rows, up.columns, up.num_experts)
     plan = _plan(out, x, gate, experts, exact)
@@ -81,33 +81,34 @@ def gate_up(
 
 
 def gemv_lanes(weight: CudaWeight) -> int:
-    """Lanes that share a row: a power of two, a piece of the row or more for each. Of K alone, or bits would depend on company."""
-    pieces = -(-weight.columns // (4 if weight.is_float else 32))
-    return min(32, 1 << pieces.bit_length() - 1)
+    """Lanes that share a row: a power of two, with at least one group of columns each. It depends on K alone; otherwise the bits
+    of a row would depend on the other rows."""
+    groups = -(-weight.columns // (4 if weight.is_float else 32))
+    return min(32, 1 << groups.bit_length() - 1)
 
 
 def gemm_tokens(num_out: int, weight: CudaWeight) -> int:
-    """Rows of activations in a tile: what one matrix gets on average, rounded up to a tile that there is."""
+    """Rows of activations in a tile: the average number for one matrix, rounded up to an existing tile."""
     average = -(-num_out // (weight.num_experts or 1))
     return 16 if average <= 16 else 32 if average <= 32 else 64
 
 
 def _few_rows(num_out: int, weight: CudaWeight, experts: ExpertRows | None, exact: bool) -> bool:
-    """Whether weights are read once a few rows rather than once a tile. Of pairs, half as many as experts rarely share one."""
+    """Whether to use gemv.cu. Pairs up to half the number of experts rarely share an expert."""
     if experts is None:
         return exact or num_out <= MOST_GEMV_ROWS
     return exact or experts.pairs is None or num_out <= max(MOST_GEMV_ROWS, (weight.num_experts or 1) // 2)
 
 
 def _gemv_tokens(num_out: int, experts: ExpertRows | None) -> int:
-    """Output rows of a thread block."""
+    """Output rows of a thread block of gemv.cu."""
     if experts is not None or num_out == 1:
         return 1
     return 2 if num_out == 2 else 4 if num_out <= 4 else 8
 
 
 def _gemm_rows(tokens: int) -> int:
-    """Rows of weights in a tile: few tokens need many blocks more than they need reuse."""
+    """Rows of weights in a tile: with few tokens many blocks matter more than reuse."""
     return 64 if tokens == 64 else 32
 
 
@@ -122,7 +123,7 @@ class _Plan:
     weight: CudaWeight
     experts: ExpertRows | None
     num_out: int
-    pairs_per_row: int  # output rows of a row of x: 1, or the ranks of a token
+    pairs_per_row: int  # output rows per row of x: 1, or the ranks of a token
     is_few: bool
 
     @property
@@ -149,7 +150,7 @@ def _queue_plain(
 
 
 def _queue(device: Device, plan: _Plan, prefix: str, matrices: _Args, outs: _Args, tail: _Args, stream: Stream | None) -> None:
-    """The kernels for few and for many rows, plain ones and those of gate and up, all take their arguments in one order."""
+    """All kernels, for few and for many rows, plain or with gate and up, take their arguments in one order."""
     if not plan.num_out:
         return
     if plan.is_few:
@@ -171,7 +172,7 @@ def _queue_gemv(device: Device, plan: _Plan, name: str, matrices: _Args, outs: _
 
 
 def _queue_gemm(device: Device, plan: _Plan, name: str, matrices: _Args, outs: _Args, tail: _Args, stream: Stream | None) -> None:
-    """Grid: row tiles, experts, token tiles of an expert with an average share; a block takes several if there are more."""
+    """Grid: row tiles, experts, token tiles of an average expert; a block takes several if an expert has more."""
     weight, tokens = plan.weight, gemm_tokens(plan.num_out, plan.weight)
     rows_per_block = _gemm_rows(tokens) // len(matrices)
     num_matrices = weight.num_experts or 1

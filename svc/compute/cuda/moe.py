@@ -1,14 +1,16 @@
 """Mixture of experts around its matrix products: routing, order by expert, and the weighted sum."""
 
+from dataclasses import dataclass
+
 from svc.compute.cuda.device import Device, DeviceArray, Stream
 
-MOST_USED = 32  # experts of a token: one lane each in router.cu
+MOST_USED = 32  # experts of a token: router.cu has a lane for each
 MOST_EXPERTS = 1024  # MOST_EXPERTS in moe_sort.cu
-FEW_PAIRS = 2048  # up to which one block sorts
-CHUNK_PAIRS = 1024  # of a block beyond that
+FEW_PAIRS = 2048  # one block sorts up to this many
+CHUNK_PAIRS = 1024  # pairs of a block beyond that
 SORT_THREADS = 512
 COMBINE_THREADS = 256
-FULL_GRID = 512  # blocks that keep any GPU busy; more tokens than that need no split of their columns
+FULL_GRID = 512  # blocks that keep any GPU busy; with more tokens columns are not split
 
 
 def route(
@@ -37,7 +39,7 @@ def route(
 
 
 def sort_workspace(num_pairs: int, num_experts: int) -> int:
-    """Elements (int32) of the workspace of `sort_by_expert`; the most of any number of pairs up to this."""
+    """Elements (int32) of the workspace of `sort_by_expert` for up to `num_pairs` pairs."""
     return -(-num_pairs // CHUNK_PAIRS) * num_experts if num_pairs > FEW_PAIRS else 0
 
 
@@ -52,8 +54,8 @@ def sort_by_expert(
 ) -> None:
     """The pairs t * k + r of experts [T, k] in the order of their experts, stable. All int32.
 
-    offsets [E + 1]: expert e has order[offsets[e] : offsets[e + 1]]. order [T k], -1 behind the last pair. positions [T k]: the
-    inverse, -1 for pairs of padding tokens; None where nobody wants it. workspace: `sort_workspace` elements.
+    offsets [E + 1]: expert e has order[offsets[e] : offsets[e + 1]]. order [T k], -1 after the last pair. positions [T k]: the
+    inverse, -1 for pairs of padding tokens; None if not needed. workspace: `sort_workspace` elements.
     """
     pairs, count = experts.size, offsets.shape[0] - 1
     assert order.size == pairs
@@ -74,30 +76,39 @@ def sort_by_expert(
     device.launch(module.kernel("moe_scatter"), (chunks,), (32,), args, stream=stream)
 
 
-def combine(
-    device: Device,
-    hidden: DeviceArray,
-    parts: DeviceArray,
-    positions: DeviceArray | None,
-    experts: DeviceArray,
-    weights: DeviceArray,
-    *,
-    shared: DeviceArray | None = None,
-    x: DeviceArray | None = None,
-    shared_router: DeviceArray | None = None,
-    stream: Stream | None = None,
-) -> None:
-    """hidden[t] += sum_r weights[t][r] parts[t][r] + sigmoid(shared_router . x[t]) shared[t], the ranks in order.
+@dataclass(frozen=True, slots=True)
+class RoutedParts:
+    """Outputs of the routed experts: parts [T k, C], the pair t * k + r at positions[t * k + r] (None: at its own number);
+    experts [T, k] int32, -1 for padding tokens; weights [T, k]."""
 
-    hidden, shared, x [T, C]; parts [T k, C], pair t * k + r at positions[t * k + r] (None: at its own number); experts, weights
-    [T, k]. `shared`, `x` and `shared_router` [C] are given together or not at all. Padding tokens (experts -1) are left alone.
+    parts: DeviceArray
+    experts: DeviceArray
+    weights: DeviceArray
+    positions: DeviceArray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPart:
+    """Output [T, C] of the shared expert, and what gates it: the normed rows x [T, C] and the router's row [C]."""
+
+    output: DeviceArray
+    x: DeviceArray
+    router: DeviceArray
+
+
+def combine(
+    device: Device, hidden: DeviceArray, routed: RoutedParts, shared: SharedPart | None = None, *, stream: Stream | None = None
+) -> None:
+    """hidden[t] += sum_r weights[t][r] parts[t][r] + sigmoid(router . x[t]) shared[t], the ranks in order; hidden [T, C].
+
+    Rows of padding tokens stay as they are.
     """
     tokens, columns = hidden.shape
-    used = experts.shape[1]
-    assert experts.shape == weights.shape == (tokens, used)
-    assert parts.shape == (tokens * used, columns)
-    assert (shared is None) == (x is None) == (shared_router is None)
+    used = routed.experts.shape[1]
+    assert routed.experts.shape == routed.weights.shape == (tokens, used)
+    assert routed.parts.shape == (tokens * used, columns)
     if tokens:
         split = max(1, min(-(-columns // COMBINE_THREADS), FULL_GRID // tokens))
-        args = (hidden, parts, positions, experts, weights, shared, x, shared_router, columns, used)
+        gated = (shared.output, shared.x, shared.router) if shared else (None, None, None)
+        args = (hidden, routed.parts, routed.positions, routed.experts, routed.weights, *gated, columns, used)
         device.launch(device.module("moe_combine").kernel("moe_combine"), (tokens, split), (COMBINE_THREADS,), args, stream=stream)

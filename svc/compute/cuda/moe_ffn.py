@@ -1,7 +1,7 @@
 """A mixture-of-experts layer: norm, routing, the experts' products, the shared expert, and the sum, as launches in one order.
 
-Each pair of token and rank has its own row in the products, whichever expert it is for, so that the sum runs in the order of ranks
-and a token's result does not depend on the others that share its experts.
+Each pair of token and rank has a row of its own in the products. So the sum runs in the order of ranks, and the result of a token
+does not depend on other tokens with the same experts.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import numpy as np
 from svc.compute.cuda.arena import Allocator
 from svc.compute.cuda.device import Device, DeviceArray, Stream
 from svc.compute.cuda.matmul import MOST_GEMV_ROWS, ExpertRows, gate_up, matmul
-from svc.compute.cuda.moe import combine, route, sort_by_expert, sort_workspace
+from svc.compute.cuda.moe import RoutedParts, SharedPart, combine, route, sort_by_expert, sort_workspace
 from svc.compute.cuda.quantize import Activations, activations, workspace_bytes
 from svc.compute.cuda.rms_norm import rms_norm
 from svc.compute.cuda.weights import CudaWeight
@@ -31,7 +31,7 @@ class MoeSizes:
 
 @dataclass(frozen=True, slots=True)
 class MoeBuffers:
-    """Workspace of every layer of a model, for up to `max_tokens` tokens. Owner: whoever runs the layers, one at a time."""
+    """Workspace of every layer of a model, for up to `max_tokens` tokens, one layer at a time."""
 
     max_tokens: int
     x: DeviceArray  # [T C] the normed rows
@@ -81,59 +81,72 @@ def moe_ffn(
     """hidden [T, C] += the experts' output (reference/moe_ffn.py). `layer` holds device arrays and CudaWeights.
 
     `rows` [T] int32, for graphs of one token a sequence: tokens with a negative live row are padding and stay as they are. `exact`:
-    the same bits for a token whatever the number of tokens beside it (matmul.py).
+    a token has the same bits for any number of tokens beside it (matmul.py).
     """
     tokens, width = hidden.shape
-    pairs = tokens * layer.num_used
     assert tokens <= buffers.max_tokens
     if not tokens:
         return
+    call = _Call(device, layer, buffers, exact, stream)
     x_values = _rows(buffers.x, tokens, width)
     rms_norm(device, x_values, hidden, layer.input_norm, layer.epsilon, stream=stream)
     readers = [weight for weight in (layer.router, layer.gate, layer.up, layer.shared_gate, layer.shared_up) if weight is not None]
     x = activations(device, x_values, buffers.x_blocks, readers, stream)
 
-    logits = _rows(buffers.logits, tokens, layer.num_experts)
-    experts, weights = _rows(buffers.experts, tokens, layer.num_used), _rows(buffers.weights, tokens, layer.num_used)
-    matmul(device, logits, x, layer.router, exact=exact, stream=stream)
-    route(device, experts, weights, logits, layer.weights_scale, rows, stream)
+    experts, weights = call.route(x, tokens, rows)
+    parts = _rows(buffers.parts, tokens * layer.num_used, width)
+    call.swiglu(parts, x, layer.gate, layer.up, layer.down, call.rows_of(experts))
+    combine(device, hidden, RoutedParts(parts, experts, weights), call.shared(x, x_values), stream=stream)
 
-    chosen = ExpertRows(experts.view((pairs,)))
-    if not exact and pairs > max(MOST_GEMV_ROWS, layer.num_experts // 2):  # fewer pairs rarely share an expert
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The launches of one layer in one step."""
+
+    device: Device
+    layer: MoeFfnWeights
+    buffers: MoeBuffers
+    exact: bool
+    stream: Stream | None
+
+    def route(self, x: Activations, tokens: int, rows: DeviceArray | None) -> tuple[DeviceArray, DeviceArray]:
+        """The experts of each token and their weights, both [T, k]."""
+        layer, buffers = self.layer, self.buffers
+        logits = _rows(buffers.logits, tokens, layer.num_experts)
+        experts, weights = _rows(buffers.experts, tokens, layer.num_used), _rows(buffers.weights, tokens, layer.num_used)
+        matmul(self.device, logits, x, layer.router, exact=self.exact, stream=self.stream)
+        route(self.device, experts, weights, logits, layer.weights_scale, rows, self.stream)
+        return experts, weights
+
+    def rows_of(self, experts: DeviceArray) -> ExpertRows:
+        """The expert of each pair; sorted by expert where pairs are many enough to share one."""
+        pairs, buffers = experts.size, self.buffers
+        if self.exact or pairs <= max(MOST_GEMV_ROWS, self.layer.num_experts // 2):
+            return ExpertRows(experts.view((pairs,)))
         order = buffers.order.view((pairs,))
-        sort_by_expert(device, buffers.offsets, order, None, experts, buffers.sort_work, stream)
-        chosen = ExpertRows(experts.view((pairs,)), order, buffers.offsets)
-    parts = _rows(buffers.parts, pairs, width)
-    _swiglu(device, parts, x, (layer.gate, layer.up, layer.down), buffers, chosen, exact, stream)
+        sort_by_expert(self.device, buffers.offsets, order, None, experts, buffers.sort_work, self.stream)
+        return ExpertRows(experts.view((pairs,)), order, buffers.offsets)
 
-    if layer.shared_router is None:
-        combine(device, hidden, parts, None, experts, weights, stream=stream)
-        return
-    shared = _rows(buffers.shared, tokens, width)
-    assert layer.shared_gate is not None
-    assert layer.shared_up is not None
-    assert layer.shared_down is not None
-    _swiglu(device, shared, x, (layer.shared_gate, layer.shared_up, layer.shared_down), buffers, None, exact, stream)
-    gated = {"shared": shared, "x": x_values, "shared_router": layer.shared_router}
-    combine(device, hidden, parts, None, experts, weights, **gated, stream=stream)
+    def shared(self, x: Activations, x_values: DeviceArray) -> SharedPart | None:
+        layer = self.layer
+        if layer.shared_router is None:
+            return None
+        assert layer.shared_gate is not None
+        assert layer.shared_up is not None
+        assert layer.shared_down is not None
+        output = _rows(self.buffers.shared, *x_values.shape)
+        self.swiglu(output, x, layer.shared_gate, layer.shared_up, layer.shared_down, None)
+        return SharedPart(output, x_values, layer.shared_router)
 
-
-def _swiglu(
-    device: Device,
-    out: DeviceArray,
-    x: Activations,
-    matrices: tuple[CudaWeight, CudaWeight, CudaWeight],
-    buffers: MoeBuffers,
-    chosen: ExpertRows | None,
-    exact: bool,
-    stream: Stream | None,
-) -> None:
-    """out = down(SiLU(gate x) * up x), a row for each pair or for each token."""
-    gate, up, down = matrices
-    inner = _rows(buffers.inner, out.shape[0], gate.rows)
-    gate_up(device, inner, x, gate, up, experts=chosen, exact=exact, stream=stream)
-    y = activations(device, inner, buffers.inner_blocks, [down], stream)
-    matmul(device, out, y, down, experts=chosen, exact=exact, stream=stream)
+    def swiglu(
+        self, out: DeviceArray, x: Activations, gate: CudaWeight, up: CudaWeight, down: CudaWeight, chosen: ExpertRows | None
+    ) -> None:
+        """out = down(SiLU(gate x) * up x), a row for each pair or for each token."""
+        device, stream = self.device, self.stream
+        inner = _rows(self.buffers.inner, out.shape[0], gate.rows)
+        gate_up(device, inner, x, gate, up, experts=chosen, exact=self.exact, stream=stream)
+        y = activations(device, inner, self.buffers.inner_blocks, [down], stream)
+        matmul(device, out, y, down, experts=chosen, exact=self.exact, stream=stream)
 
 
 def _rows(buffer: DeviceArray, rows: int, columns: int) -> DeviceArray:

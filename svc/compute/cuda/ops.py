@@ -1,4 +1,5 @@
-"""CudaOps: the operations on one GPU, as launches on its main stream. Only `to_numpy`, and what `mark` and `sample` give, wait."""
+"""CudaOps: the operations on one GPU, as launches on its main stream. Only `to_numpy` and the functions that `mark` and `sample`
+return wait for the device."""
 
 import gc
 import itertools
@@ -27,11 +28,11 @@ from svc.compute.cuda.tier_moves import TierMoves
 from svc.compute.cuda.weight_upload import WeightUploader
 from svc.compute.cuda.weights import Codebooks, CudaWeight, upload_weight
 from svc.compute.cuda.workspace import check_sizes, scratch_bytes, step_bytes
+from svc.compute.ops import StepSizes
 from svc.compute.sampling.chain import sample_rows
 from svc.compute.step_inputs import StepInputs
 from svc.errors import MemoryBudgetError, ModelFileError
 from svc.gguf.gguf_file import GgufTensor
-from svc.memory.layout import MemoryLayout
 from svc.memory.plan import MemoryPlan
 from svc.model.layers.attention import AttentionWeights
 from svc.model.layers.delta import DeltaWeights
@@ -39,10 +40,10 @@ from svc.model.layers.dense_ffn import DenseFfnWeights
 from svc.model.layers.moe_ffn import MoeFfnWeights
 from svc.model.model_config import ModelConfig
 
-# Of the free memory: the rest is for what the driver needs for kernels, and for other programs on the GPU.
+# Share of the free memory that we use: the driver needs some for kernels, and other programs on the GPU may too.
 FREE_SHARE = 0.95
-LIST_ENTRIES = 1024  # of a list that one launch takes; longer ones are worked off in parts
-LISTS_AT_ONCE = 16  # more than a usual step has, so that the next one does not wait for its lists
+LIST_ENTRIES = 1024  # of a list for one launch; longer ones are split
+LISTS_AT_ONCE = 16  # more than a usual step has, so that the next step does not wait for a buffer
 
 
 class CudaOps:
@@ -54,10 +55,10 @@ class CudaOps:
     state_order = STATE_ORDER
 
     def __init__(self, device: Device, *, graphs: bool = True, exact: bool = False) -> None:
-        """`graphs`: decode steps of the same shape are recorded once and replayed; without, every operation is launched.
+        """`graphs`: decode steps of the same shape are recorded once and replayed; otherwise every operation is launched.
 
-        `exact`: a token has the same bits however its sequence was batched, chunked, cached or resumed. Weights are then read once
-        for every eight tokens, attention to a long context keeps few multiprocessors busy, and states advance token by token.
+        `exact`: a token has the same bits however its sequence was batched, chunked, cached or resumed. The price: weights are read
+        once for every eight tokens, attention to a long context keeps few multiprocessors busy, and states advance token by token.
         """
         self._device = device
         self._use_graphs = graphs
@@ -73,44 +74,41 @@ class CudaOps:
         self._lists: PackedUpload | None = None
         self._sampler: DeviceSampler | None = None
         self._scorer: DeviceScorer | None = None
-        self._marks = itertools.cycle([device.event(), device.event()])  # of the two steps that may be under way
-        self._tier_moves: TierMoves | None = None  # where there is a host tier
+        self._marks = itertools.cycle([device.event(), device.event()])  # for two steps in flight
+        self._tier_moves: TierMoves | None = None  # with a host tier only
 
     def __repr__(self) -> str:
         return f"CudaOps({self.device.name}, sm_{self.device.arch})"
 
     @property
     def device(self) -> Device:
-        """Current on the calling thread: a model is loaded on one thread and run on another."""
+        """The device, made current on the calling thread: a model is loaded on one thread and run on another."""
         if self._thread != threading.get_ident():
             self._thread = threading.get_ident()
             self._device.use()
         return self._device
 
-    def bytes_for_caches(
-        self, config: ModelConfig, layout: MemoryLayout, num_rows: int, max_step_tokens: int, logit_rows: int, weights_bytes: int
-    ) -> int:
-        check_sizes(config)
+    def bytes_for_caches(self, sizes: StepSizes, weights_bytes: int) -> int:
+        check_sizes(sizes.config)
         memory = self.device.memory()
-        steps_bytes = self.bytes_for_steps(config, layout, num_rows, max_step_tokens, logit_rows)
+        steps_bytes = self.bytes_for_steps(sizes)
         left_bytes = int(FREE_SHARE * memory.free_bytes) - weights_bytes - steps_bytes
         if left_bytes <= 0:
             raise MemoryBudgetError(
                 f"{self.device.name} has {memory.free_bytes >> 20} MiB free of {memory.total_bytes >> 20}, too little for"
-                f" {weights_bytes >> 20} MiB of weights and {steps_bytes >> 20} MiB for steps of up to {max_step_tokens} tokens:"
+                f" {weights_bytes >> 20} MiB of weights and {steps_bytes >> 20} MiB"
+                f" for steps of up to {sizes.max_step_tokens} tokens:"
                 " take a smaller file, fewer slots or smaller steps, or the cpu device"
             )
         return left_bytes
 
-    def bytes_for_steps(
-        self, config: ModelConfig, layout: MemoryLayout, num_rows: int, max_step_tokens: int, logit_rows: int
-    ) -> int:
+    def bytes_for_steps(self, sizes: StepSizes) -> int:
         """Everything on the device but weights and caches."""
         caches_bytes = self.device.memory().free_bytes  # at most
-        return step_bytes(config, layout, num_rows, max_step_tokens, logit_rows, caches_bytes, exact=self._exact)
+        return step_bytes(sizes, caches_bytes, exact=self._exact)
 
     def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
-        self._weight_uploads.close()  # there will be no more
+        self._weight_uploads.close()  # all weights are loaded
         limits = self._limits = StepLimits.of(config, plan, max_step_tokens, exact=self._exact)
         self._graphs = DecodeGraphs()
         self._arena.reserve(scratch_bytes(config, limits, logit_rows))
@@ -120,7 +118,7 @@ class CudaOps:
         self._scorer = DeviceScorer(self.device)
 
     def close(self) -> None:
-        """Waits for the device and lets its memory go. The ops must not be used afterwards."""
+        """Waits for the device and frees its memory. The ops must not be used afterwards."""
         self.device.synchronize()
         self._weight_uploads.close()
         self._arena, self._inputs, self._lists = Arena(self.device), InputsUploader(self.device), None
@@ -129,7 +127,7 @@ class CudaOps:
 
     # -- arrays and weights -----------------------------------------------------------------------------------------------------
     def weight(self, tensor: GgufTensor, progress: Callable[[int], None] | None = None) -> CudaWeight:
-        """Copies the blocks as they are. MemoryBudgetError when the device is full; ModelFileError for columns without kernel."""
+        """Copies the blocks unchanged. MemoryBudgetError if the device is full, ModelFileError for row sizes without a kernel."""
         if tensor.shape[-1] % 4:
             raise ModelFileError(f"the tensor {tensor.name} has rows of {tensor.shape[-1]} values, no multiple of 4")
         try:
@@ -151,13 +149,13 @@ class CudaOps:
         return self.device.to_host(array)
 
     def mark(self) -> Callable[[], None]:
-        """An event behind everything queued."""
+        """Records an event after everything queued."""
         event = next(self._marks)
         event.record()
         return event.synchronize
 
     def caches(self, plan: MemoryPlan) -> CudaCaches:
-        """MemoryBudgetError when the device is full, or the machine has no such memory to pin."""
+        """MemoryBudgetError if the device is full, or the machine cannot pin the host tier."""
         try:
             return CudaCaches(self.device, plan)
         except MemoryError as error:
@@ -168,7 +166,7 @@ class CudaOps:
 
     # -- cache traffic ----------------------------------------------------------------------------------------------------------
     def move(self, caches: CudaCaches, batch: StepBatch) -> None:
-        device = self.device  # made current on this thread
+        device = self.device  # makes it current on this thread
         if self._tier_moves is None:
             self._tier_moves = TierMoves(device)
         self._tier_moves.begin(caches, batch)
@@ -194,7 +192,7 @@ class CudaOps:
 
     # -- forward ----------------------------------------------------------------------------------------------------------------
     def submit(self, forward: Callable[[DeviceArray, StepInputs], None], hidden: DeviceArray, inputs: StepInputs) -> None:
-        """Decoding as graphs, once `reserve` has given all memory its place."""
+        """Runs decode steps as graphs, once `reserve` has fixed the place of all memory."""
         any_pending = bool((inputs.tokens == PENDING).any())
         shape = DecodeShape.of(inputs, self._limits, exact=self._exact) if self._limits and self._use_graphs else None
         if shape is None or self._limits is None:
@@ -209,7 +207,7 @@ class CudaOps:
         self._graphs.run(self.device, shape, lambda: forward(hidden[: shape.sequences], padded))
 
     def _resolve_pending(self, step: DeviceInputs) -> None:
-        """The tokens that the step before samples, known by the time the device comes to this one."""
+        """Inserts the tokens that the previous step samples: known when the device gets to this step."""
         assert self._sampler is not None, "a pending token before reserve()"
         resolve_pending(self.device, step.tokens, step.delta.rows, step.delta.cu_seqlens, self._sampler.latest)
 
@@ -235,9 +233,9 @@ class CudaOps:
 
     def final_hidden(self, hidden: DeviceArray, norm: DeviceArray, epsilon: float, inputs: StepInputs, caches: CudaCaches) -> None:
         delta = self._on_device(inputs).delta
-        metadata = (delta.cu_seqlens, delta.rows, delta.capture_tokens, delta.capture_snapshots)
-        slabs = (caches.rows, caches.snapshots)
-        output_head.final_hidden(self.device, *slabs, hidden, norm, epsilon, *metadata, caches.plan.layout.hidden_offset)
+        slabs = output_head.HiddenSlabs(caches.rows, caches.snapshots, caches.plan.layout.hidden_offset)
+        kept = output_head.KeptTokens(delta.cu_seqlens, delta.rows, delta.capture_tokens, delta.capture_snapshots)
+        output_head.final_hidden(self.device, slabs, hidden, norm, epsilon, kept)
 
     def hidden_rows(
         self, out: DeviceArray, hidden: DeviceArray, norm: DeviceArray, epsilon: float, tokens: NDArray[np.int32]
@@ -257,7 +255,7 @@ class CudaOps:
         return (self._scorer or DeviceScorer(self.device)).score(logits, rows, targets)
 
     def sample(self, logits: DeviceArray, rows: Sequence[int], samples: Sequence[Sample]) -> Callable[[], list[Sampled]]:
-        """On the device, or on the host what its buffers do not hold."""
+        """On the device, or on the host if the device's buffers are too small."""
         drawn = self._sampler.sample(logits, rows, samples) if self._sampler else None
         if drawn is not None:
             return drawn
@@ -268,7 +266,7 @@ class CudaOps:
 
     # -- metadata ---------------------------------------------------------------------------------------------------------------
     def _on_device(self, inputs: StepInputs) -> DeviceInputs:
-        """The arrays of a step, copied at its first op."""
+        """The arrays of a step, copied at its first operation."""
         known, step = self._step
         if known is not inputs or step is None:
             step = self._inputs.upload(inputs)
@@ -276,7 +274,7 @@ class CudaOps:
         return step
 
     def _uploaded(self, values: NDArray[np.int32]) -> DeviceArray:
-        """A short list, in a buffer that the next list may overwrite: by then its launch is queued before."""
+        """A short list, in a buffer that the next list may overwrite: the launch that reads it is queued by then."""
         values = np.ascontiguousarray(values, np.int32)
         return self.device.from_host(values) if self._lists is None else self._lists.upload({"list": values})["list"]
 

@@ -1,4 +1,6 @@
-"""Final hidden rows: out of the residual stream into live rows and snapshots, and to where logits are wanted; and logits."""
+"""The output head: final hidden rows, kept in live rows and snapshots or gathered for logits, and the product with lm_head."""
+
+from dataclasses import dataclass
 
 from svc.compute.cuda.device import Device, DeviceArray, Stream
 from svc.compute.cuda.matmul import matmul
@@ -6,34 +8,49 @@ from svc.compute.cuda.quantize import activations
 from svc.compute.cuda.weights import CudaWeight
 
 
+@dataclass(frozen=True, slots=True)
+class HiddenSlabs:
+    """Live rows and snapshots [n, state_elements] float32, each with its final hidden row `offset` floats behind its start."""
+
+    rows: DeviceArray
+    snapshots: DeviceArray
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTokens:
+    """The tokens whose final hidden row is kept: the last of each sequence and every captured one. int32, as in StepInputs.
+
+    A negative row or snapshot is padding.
+    """
+
+    cu_seqlens: DeviceArray
+    rows: DeviceArray
+    capture_tokens: DeviceArray
+    capture_snapshots: DeviceArray
+
+
 def final_hidden(
     device: Device,
-    rows_slab: DeviceArray,
-    snapshots_slab: DeviceArray,
+    slabs: HiddenSlabs,
     hidden: DeviceArray,
     weight: DeviceArray,
     epsilon: float,
-    cu_seqlens: DeviceArray,
-    rows: DeviceArray,
-    capture_tokens: DeviceArray,
-    capture_snapshots: DeviceArray,
-    hidden_offset: int,
+    kept: KeptTokens,
     stream: Stream | None = None,
 ) -> None:
-    """norm(hidden) of each sequence's last token into its live row, of each captured token into its snapshot.
-
-    Slabs [n, state_elements] and hidden [T, C] float32, the rest int32 as in StepInputs. Negative rows and snapshots are padding.
-    """
-    columns, sequences, captures = hidden.shape[1], rows.shape[0], capture_snapshots.shape[0]
-    stride = rows_slab.shape[1]
-    assert snapshots_slab.shape[1] == stride
-    assert hidden_offset + columns <= stride
-    assert cu_seqlens.shape == (sequences + 1,)
-    assert capture_tokens.shape == (captures,)
+    """norm(hidden) of each sequence's last token into its live row, of each captured token into its snapshot; hidden [T, C]."""
+    columns, sequences, captures = hidden.shape[1], kept.rows.shape[0], kept.capture_snapshots.shape[0]
+    stride = slabs.rows.shape[1]
+    assert slabs.snapshots.shape[1] == stride
+    assert slabs.offset + columns <= stride
+    assert kept.cu_seqlens.shape == (sequences + 1,)
+    assert kept.capture_tokens.shape == (captures,)
     if sequences + captures:
         args = (
-            *(rows_slab, snapshots_slab, hidden, weight, cu_seqlens, rows, capture_tokens, capture_snapshots),
-            *(sequences, stride, hidden_offset, columns, epsilon),
+            *(slabs.rows, slabs.snapshots, hidden, weight),
+            *(kept.cu_seqlens, kept.rows, kept.capture_tokens, kept.capture_snapshots),
+            *(sequences, stride, slabs.offset, columns, epsilon),
         )
         kernel = device.module("output_head").kernel("final_hidden")
         device.launch(kernel, (sequences + captures,), (_threads(columns),), args, stream=stream)
@@ -79,9 +96,9 @@ def logits(
     exact: bool = False,
     stream: Stream | None = None,
 ) -> None:
-    """out[i] = output . vectors[i]; out [n, V], vectors [n, C] float32, workspace uint8 as quantize.py wants it.
+    """out[i] = output . vectors[i]; out [n, V], vectors [n, C] float32, workspace uint8 (quantize.workspace_bytes).
 
-    `exact`: the same bits for a row whatever the number of rows beside it.
+    `exact`: a row has the same bits for any number of rows beside it.
     """
     matmul(device, out, activations(device, vectors, workspace, [output], stream), output, exact=exact, stream=stream)
 

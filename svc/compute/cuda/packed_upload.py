@@ -1,4 +1,4 @@
-"""Small host arrays on their way to the device: one copy for all of them, through pinned memory."""
+"""Uploads a step's small arrays in one copy, through pinned memory."""
 
 import itertools
 from collections.abc import Mapping
@@ -10,24 +10,24 @@ from numpy.typing import NDArray
 from svc.compute.cuda.device import Device, DeviceArray
 
 WORD_BYTES = 4
-WORDS_ALIGNED = 64  # where an array may begin
+WORDS_ALIGNED = 64  # arrays begin at multiples of this
 
 
 class PackedUpload:
-    """Owner of pinned buffers and of one on the device, of one size. There, arrays of the same shapes always get the same places.
+    """Owner of pinned buffers and of one device buffer, all of one size. Arrays of the same shapes always get the same addresses.
 
-    `depth` pinned buffers in turn: so many calls need not wait until the device has come to their copies.
+    The pinned buffers are used in turn: `depth` uploads may be queued before a call must wait for the device.
     """
 
     def __init__(self, device: Device, num_words: int, depth: int = 2) -> None:
         self._device = device
         self._buffer = device.empty((num_words,), np.int32)
-        # Each with an event: the copy has read it.
+        # Each with an event: its copy is done.
         buffers: list[NDArray[np.int32]] = [device.pinned((num_words,), np.int32) for _ in range(depth)]
         self._turns = itertools.cycle([(buffer, device.event()) for buffer in buffers])
 
     def upload(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, DeviceArray]:
-        """Queues the copy; the arrays there are good until the next call."""
+        """Queues the copy. The returned arrays are valid until the next call."""
         pinned, read = next(self._turns)
         read.synchronize()
         there, start = {}, 0

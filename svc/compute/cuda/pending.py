@@ -1,4 +1,4 @@
-"""Tokens that one step samples and the next evaluates, without the host in between (backend.py, PENDING)."""
+"""Passes tokens from the step that samples them to the step that evaluates them, without the host (backend.py, PENDING)."""
 
 from svc.compute.cuda.device import Device, DeviceArray, Stream
 
@@ -14,8 +14,8 @@ def note_pending(
     cu_stops: DeviceArray,
     stream: Stream | None = None,
 ) -> None:
-    """latest[rows[i]] = tokens[i], or -1 where that is among stops[cu_stops[i]:cu_stops[i + 1]]; all int32, negative rows are left
-    out. No row twice."""
+    """latest[rows[i]] = tokens[i], or -1 if that is among stops[cu_stops[i]:cu_stops[i + 1]]; all int32. Negative rows are skipped;
+    no row occurs twice."""
     count = tokens.shape[0]
     assert rows.shape == (count,)
     assert cu_stops.shape == (count + 1,)
@@ -30,7 +30,7 @@ def resolve_pending(
     latest: DeviceArray,
     stream: Stream | None = None,
 ) -> None:
-    """Each sequence that begins with a token of -1 gets latest[its row] instead; where that is negative its row becomes -1."""
+    """Replaces a first token of -1 of a sequence by latest[its row]; if that is negative, the sequence's row becomes -1."""
     count = rows.shape[0]
     assert cu_seqlens.shape == (count + 1,)
     _launch(device, "pending_resolve", count, (tokens, rows, cu_seqlens, latest, count), stream)

@@ -9,13 +9,13 @@ from svc.compute.cuda.weights import CudaWeight
 GROUP = 32
 BLOCK_BYTES = 40  # of Q8Block, cuda_src/include/quant.cuh
 THREADS = 256
-LANES = 8  # threads a block of 32 values
+LANES = 8  # threads for a block of 32 values
 MAX_GRID = 8192
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Activations:
-    """`values` float32 [T, K], and where some weight they meet is quantized, `blocks` uint8 [T, K / 32 * BLOCK_BYTES]."""
+    """`values` float32 [T, K]; `blocks` uint8 [T, K / 32 * BLOCK_BYTES], if a weight they meet is quantized."""
 
     values: DeviceArray
     blocks: DeviceArray | None
@@ -45,7 +45,7 @@ def activations(
 
 
 def workspace_bytes(rows: int, columns: int) -> int:
-    """Of the workspace for rows [T, K] of any T and K up to these."""
+    """Bytes of the workspace for rows [T, K] up to this size."""
     return rows * -(-columns // GROUP) * BLOCK_BYTES
 
 

@@ -1,4 +1,4 @@
-"""RMS norm of rows, into rows that may lie inside something larger."""
+"""RMS norm of rows, into rows that may be part of larger ones."""
 
 from svc.compute.cuda.device import Device, DeviceArray, Stream
 
@@ -17,7 +17,7 @@ def rms_norm(
 ) -> None:
     """out[to_rows[i]][to_offset : to_offset + C] = norm(x[from_rows[i]]) * weight; x [T, C], out [N, >= C], weight [C], float32.
 
-    Row lists are int32 of equal length; without one, row i stands for itself.
+    Row lists are int32 of equal length; None means row i itself.
     """
     columns = x.shape[1]
     lists = [rows for rows in (from_rows, to_rows) if rows is not None]
@@ -31,6 +31,6 @@ def rms_norm(
 
 
 def _threads(columns: int) -> int:
-    """Whole warps, about four elements a thread. The same for every number of rows, or a row's bits would depend on its company."""
+    """Whole warps, about four elements a thread. Independent of the number of rows, as the bits of a row must be."""
     warps = -(-columns // (4 * 32))
     return 32 * max(1, min(32, warps))

@@ -1,7 +1,7 @@
-"""Tokens and log probabilities from logits on the device: what svc/compute/sampling/chain.py defines.
+"""Tokens and log probabilities from logits on the device, as svc/compute/sampling/chain.py defines them.
 
-`plan_samples` turns what is asked for into arrays on the host; `sample_tokens` and `logprobs` launch. The randomness is the host's:
-one uniform number per sample, a pure function of the request, comes in with the arrays.
+`plan_samples` turns requests into arrays on the host; `sample_tokens` and `logprobs` launch kernels. The host provides the
+randomness: one uniform number per sample, a pure function of the request, is among the arrays.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ Int32 = NDArray[np.int32]
 Float64 = NDArray[np.float64]
 
 THREADS = 256
-PART_LOGITS = 4096  # of a row for one block of sample_best
-NUM_NUMBERS = 7  # of a sample, in sample.cu's order
-MOST_TOP = 2048  # LISTED in include/select.cuh
+PART_LOGITS = 4096  # logits of a row for one block of sample_best
+NUM_NUMBERS = 7  # numbers of a sample, in the order of sample.cu
+LISTED = 2048  # most best tokens of one row: candidates that include/select.cuh holds
 REPEATED, BANNED = 1, 2
-LOWEST_TEMPERATURE = 1.2e-38  # the smallest float32 that no device takes for zero
+LOWEST_TEMPERATURE = 1.2e-38  # the smallest float32 that no device flushes to zero
 
 
 @dataclass(frozen=True, slots=True)
 class SamplePlan:
-    """n samples, m adjustments of single logits, k masks, `num_adjusted` samples that have any of these."""
+    """n samples, m adjustments of single logits, k masks, and `num_adjusted` samples with any of these."""
 
     samples: Int32  # [n, 4]: row of the logits (negative: padding), row of the adjusted copies or -1, top_k, row of the masks or -1
     numbers: Float64  # [n, 7]: temperature, top_p, min_p, uniform, repetition, presence and frequency penalty
@@ -40,7 +40,7 @@ class SamplePlan:
 
 
 def plan_samples(samples: Sequence[Sample], rows: Sequence[int], vocabulary: int) -> SamplePlan:
-    """`rows[i]`: the row of the logits that sample i draws from."""
+    """`rows[i]`: the row of logits that sample i draws from."""
     assert len(samples) == len(rows)
     integers, numbers = np.zeros((len(samples), 4), np.int32), np.zeros((len(samples), NUM_NUMBERS), np.float64)
     adjustments: list[Int32] = []
@@ -68,7 +68,7 @@ def plan_samples(samples: Sequence[Sample], rows: Sequence[int], vocabulary: int
 
 
 def _numbers(wanted: Sample) -> tuple[float, ...]:
-    """In sample.cu's order."""
+    """In the order of sample.cu."""
     params = wanted.params
     temperature = max(params.temperature, LOWEST_TEMPERATURE) if params.temperature else 0.0
     drawn = uniform(params.seed, wanted.choice, wanted.position) if temperature else 0.0
@@ -77,7 +77,7 @@ def _numbers(wanted: Sample) -> tuple[float, ...]:
 
 
 def _adjustments(index: int, wanted: Sample, bans: tuple[int, ...]) -> tuple[Int32, Float64]:
-    """Every token whose logit changes, once: [m, 4] and what it gains [m]."""
+    """Every token whose logit changes, once: entries [m, 4], and biases [m]."""
     params = wanted.params
     repeated, counted, times = _past(params, wanted.history)
     biased = np.array([token for token, _ in params.logit_bias], np.int32)
@@ -93,7 +93,7 @@ def _adjustments(index: int, wanted: Sample, bans: tuple[int, ...]) -> tuple[Int
 
 
 def _past(params: SamplingParams, history: History | None) -> tuple[Int32, Int32, NDArray[np.intp]]:
-    """(tokens that repetition looks at, tokens that presence and frequency count, how often), as penalties.py has it."""
+    """(tokens for the repetition penalty, tokens that presence and frequency count, their counts), as in penalties.py."""
     none = np.zeros(0, np.int32)
     if history is None:
         return none, none, np.zeros(0, np.intp)
@@ -114,47 +114,57 @@ def num_parts(vocabulary: int) -> int:
     return -(-vocabulary // PART_LOGITS)
 
 
-def sample_tokens(
-    device: Device,
-    tokens: DeviceArray,
-    logits: DeviceArray,
-    samples: DeviceArray,
-    numbers: DeviceArray,
-    best: DeviceArray,
-    *,
-    adjusted: DeviceArray | None = None,
-    adjustments: DeviceArray | None = None,
-    bias: DeviceArray | None = None,
-    masks: DeviceArray | None = None,
-    stream: Stream | None = None,
-) -> None:
-    """tokens[i] [n] int32 drawn from logits [m, V] float32 (unchanged), 0 for padding; NOT_FINITE or NO_TOKEN where it is so.
+@dataclass(frozen=True, slots=True)
+class SampleArrays:
+    """A `SamplePlan` on the device, and the workspaces of the kernels: best [n, num_parts(V)] uint64, adjusted [a, V] float32.
 
-    samples, numbers, adjustments, bias, masks as in `SamplePlan`. Workspaces: best [n, num_parts(V)] uint64, and adjusted [a, V]
-    float32 if any sample has adjustments or a mask.
+    `adjusted` is None if no sample has adjustments or a mask; `adjustments`, `bias` and `masks` may then be None too.
     """
-    count, vocabulary = samples.shape[0], logits.shape[1]
+
+    samples: DeviceArray
+    numbers: DeviceArray
+    best: DeviceArray
+    adjusted: DeviceArray | None = None
+    adjustments: DeviceArray | None = None
+    bias: DeviceArray | None = None
+    masks: DeviceArray | None = None
+
+
+def sample_tokens(
+    device: Device, tokens: DeviceArray, logits: DeviceArray, draws: SampleArrays, stream: Stream | None = None
+) -> None:
+    """tokens[i] [n] int32 drawn from logits [m, V] float32 (unchanged); 0 for padding.
+
+    NOT_FINITE where a logit is not finite, NO_TOKEN where no token is allowed.
+    """
+    count, vocabulary = draws.samples.shape[0], logits.shape[1]
     parts = num_parts(vocabulary)
     assert tokens.shape == (count,)
-    assert numbers.shape == (count, NUM_NUMBERS)
-    assert best.shape == (count, parts)
+    assert draws.numbers.shape == (count, NUM_NUMBERS)
+    assert draws.best.shape == (count, parts)
     if not count:
         return
-    module = device.module("sample")
-    if adjusted is not None:
-        assert adjusted.shape[1] == vocabulary
-        assert masks is None or masks.shape[1] == num_mask_words(vocabulary)
-        copied = (adjusted, logits, masks, samples, vocabulary)
-        device.launch(module.kernel("sample_copy"), (parts, count), (THREADS,), copied, stream=stream)
-        if adjustments is not None and adjustments.shape[0]:
-            args = (adjusted, samples, numbers, adjustments, bias, adjustments.shape[0], vocabulary)
-            grid = -(-adjustments.shape[0] // THREADS)
-            device.launch(module.kernel("sample_adjust"), (grid,), (THREADS,), args, stream=stream)
-    device.launch(
-        module.kernel("sample_best"), (parts, count), (THREADS,), (best, logits, adjusted, samples, vocabulary), stream=stream
-    )
-    choose = (tokens, logits, adjusted, samples, numbers, best, parts, vocabulary, _unit(vocabulary))
+    if draws.adjusted is not None:
+        _adjust(device, logits, draws, draws.adjusted, stream)
+    module, samples = device.module("sample"), draws.samples
+    args = (draws.best, logits, draws.adjusted, samples, vocabulary)
+    device.launch(module.kernel("sample_best"), (parts, count), (THREADS,), args, stream=stream)
+    choose = (tokens, logits, draws.adjusted, samples, draws.numbers, draws.best, parts, vocabulary, _unit(vocabulary))
     device.launch(module.kernel("sample_choose"), (count,), (_threads(vocabulary),), choose, stream=stream)
+
+
+def _adjust(device: Device, logits: DeviceArray, draws: SampleArrays, adjusted: DeviceArray, stream: Stream | None) -> None:
+    """Copies the logits of samples with adjustments or a mask into `adjusted`, and applies these there."""
+    count, vocabulary = draws.samples.shape[0], logits.shape[1]
+    assert adjusted.shape[1] == vocabulary
+    assert draws.masks is None or draws.masks.shape[1] == num_mask_words(vocabulary)
+    module = device.module("sample")
+    copied = (adjusted, logits, draws.masks, draws.samples, vocabulary)
+    device.launch(module.kernel("sample_copy"), (num_parts(vocabulary), count), (THREADS,), copied, stream=stream)
+    if draws.adjustments is not None and draws.adjustments.shape[0]:
+        entries = draws.adjustments.shape[0]
+        args = (adjusted, draws.samples, draws.numbers, draws.adjustments, draws.bias, entries, vocabulary)
+        device.launch(module.kernel("sample_adjust"), (-(-entries // THREADS),), (THREADS,), args, stream=stream)
 
 
 def logprobs(
@@ -171,8 +181,8 @@ def logprobs(
 ) -> None:
     """values[i] [n] = log softmax(logits[rows[i]])[targets[i]], float32; rows and targets int32.
 
-    NaN where a logit is not finite or the target is negative; 0 where the row is negative (padding). With top_ids and top_values
-    [n, m] and top_counts [n] also the top_counts[i] best, then -1 and 0.
+    NaN if a logit is not finite or the target is negative; 0 if the row is negative (padding). top_ids and top_values [n, m] get
+    the top_counts[i] best, followed by -1 and 0.
     """
     count, vocabulary = rows.shape[0], logits.shape[1]
     assert targets.shape == values.shape == (count,)
@@ -182,7 +192,7 @@ def logprobs(
         assert top_counts is not None
         assert top_ids.shape == top_values.shape
         most_top = top_ids.shape[1]
-        assert most_top <= MOST_TOP
+        assert most_top <= LISTED
         assert top_counts.shape == (count,)
     if count:
         args = (values, top_ids, top_values, logits, rows, targets, top_counts, most_top, vocabulary, _unit(vocabulary))
@@ -190,10 +200,10 @@ def logprobs(
 
 
 def _threads(vocabulary: int) -> int:
-    """The outcome does not depend on it: all sums are integers."""
+    """No result depends on it: all sums are integers."""
     return 32 * max(1, min(32, vocabulary // 256))
 
 
 def _unit(vocabulary: int) -> float:
-    """One in fixed point: a row of weights of at most 1 sums to less than 2^63."""
+    """The number 1 in fixed point: a row of weights of at most 1 sums to less than 2^63."""
     return float(2 ** (62 - vocabulary.bit_length()))

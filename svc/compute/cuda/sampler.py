@@ -1,4 +1,4 @@
-"""Tokens drawn on the device: what comes back are ids and log probabilities, not rows of logits."""
+"""Sampling on the device: ids and log probabilities come back, not rows of logits."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,10 +9,10 @@ from svc.compute.backend import Sample, Sampled
 from svc.compute.cuda.device import Device, DeviceArray, Event
 from svc.compute.cuda.packed_upload import PackedUpload, aligned_words
 from svc.compute.cuda.pending import note_pending
-from svc.compute.cuda.sample import logprobs, num_mask_words, num_parts, plan_samples, sample_tokens
+from svc.compute.cuda.sample import SampleArrays, logprobs, num_mask_words, num_parts, plan_samples, sample_tokens
 
-MOST_SAMPLES = 64  # of one launch; more are taken in parts
-MOST_TOP = 20  # best tokens reported beside each, as the API allows
+MOST_SAMPLES = 64  # of one launch; more are split
+MOST_TOP = 20  # best tokens reported beside a sampled one, the limit of the API
 MOST_ADJUSTMENTS = 1 << 17  # penalties, bias and bans of one launch, all samples together
 MOST_STOPS = 1 << 12  # ids that end an answer, all samples of one launch together
 WORDS_PER_ADJUSTMENT, WORDS_PER_SAMPLE = 6, 22
@@ -20,7 +20,7 @@ WORDS_PER_RESULT = 2 + 2 * MOST_TOP
 
 
 class DeviceSampler:
-    """Owner of the buffers around the sampling kernels, for one vocabulary, and of the token that each live row goes on with."""
+    """Owner of the buffers of the sampling kernels, for one vocabulary, and of the latest token of each live row."""
 
     def __init__(self, device: Device, vocabulary: int, num_rows: int) -> None:
         self._device = device
@@ -29,11 +29,11 @@ class DeviceSampler:
             *(MOST_SAMPLES, MOST_SAMPLES + 1, MOST_STOPS, MOST_SAMPLES * num_mask_words(vocabulary)),
         ]
         self._packed = PackedUpload(device, sum(aligned_words(size) for size in sizes))
-        self.latest = device.empty((num_rows,), np.int32)  # the token sampled last for a row, -1 where the answer ends with it
+        self.latest = device.empty((num_rows,), np.int32)  # the token sampled last for a row, -1 if it ends the answer
         self._best = device.empty((MOST_SAMPLES * num_parts(vocabulary),), np.uint64)
         self._adjusted = device.empty((MOST_SAMPLES * vocabulary,), np.float32)
         self._results = device.empty((MOST_SAMPLES * WORDS_PER_RESULT,), np.int32)
-        # Pinned memory for results that nobody has yet to read: as much as two steps under way use.
+        # Free pinned buffers for results: enough for two steps in flight.
         self._free: list[tuple[NDArray[np.int32], Event]] = [self._pinned() for _ in range(2 * -(-num_rows // MOST_SAMPLES))]
 
     @staticmethod
@@ -43,8 +43,8 @@ class DeviceSampler:
         return 4 * (words + MOST_STOPS + num_rows) + 8 * MOST_SAMPLES * num_parts(vocabulary) + (1 << 16)
 
     def sample(self, logits: DeviceArray, rows: Sequence[int], samples: Sequence[Sample]) -> Callable[[], list[Sampled]] | None:
-        """samples[i] from logits[rows[i]] [n, V] -> what waits for them, to be called once. None where they ask for more than there
-        are buffers for."""
+        """Draws samples[i] from logits[rows[i]] [n, V]. Returns a function that waits for the tokens, to be called once; None if
+        the buffers are too small."""
         parts: list[Callable[[], list[Sampled]]] = []
         for start in range(0, len(samples), MOST_SAMPLES):
             part = slice(start, start + MOST_SAMPLES)
@@ -55,7 +55,7 @@ class DeviceSampler:
         return lambda: [sampled for read in parts for sampled in read()]
 
     def note(self, samples: Sequence[Sample], sampled: Sequence[Sampled]) -> None:
-        """Samples that were drawn on the host: the next step may go on with these tokens all the same."""
+        """Stores tokens that were drawn on the host, for the next step to go on with."""
         for wanted, found in zip(samples, sampled, strict=True):
             token = -1 if found.token in wanted.stops else found.token
             self._device.copy_in(self.latest.rows(wanted.row, wanted.row + 1), np.array([token], np.int32))
@@ -65,7 +65,7 @@ class DeviceSampler:
         stops = [np.array(sorted(sample.stops), np.int32) for sample in samples]
         if len(plan.adjustments) > MOST_ADJUSTMENTS or max(counts) > MOST_TOP or sum(map(len, stops)) > MOST_STOPS:
             return None
-        last_of = {sample.row: index for index, sample in enumerate(samples)}  # of several draws from a row only one goes on
+        last_of = {sample.row: index for index, sample in enumerate(samples)}  # only one of several draws from a row goes on
         there = self._packed.upload({
             "samples": plan.samples,
             "numbers": plan.numbers,
@@ -80,11 +80,16 @@ class DeviceSampler:
         })  # fmt: skip
         count, vocabulary = len(samples), logits.shape[1]
         tokens, values, ids, tops = self._result_arrays(count)
-        sample_tokens(
-            self._device, tokens, logits, there["samples"], there["numbers"], self._best.view((count, num_parts(vocabulary))),
-            adjustments=there["adjustments"], bias=there["bias"], masks=there["masks"],
+        draws = SampleArrays(
+            samples=there["samples"],
+            numbers=there["numbers"],
+            best=self._best.view((count, num_parts(vocabulary))),
+            adjustments=there["adjustments"],
+            bias=there["bias"],
+            masks=there["masks"],
             adjusted=self._adjusted.view((plan.num_adjusted, vocabulary)) if plan.num_adjusted else None,
-        )  # fmt: skip
+        )
+        sample_tokens(self._device, tokens, logits, draws)
         note_pending(self._device, self.latest, tokens, there["live rows"], there["stops"], there["cu_stops"])
         if any(sample.params.num_logprobs is not None for sample in samples):
             best = {"top_ids": ids, "top_values": tops, "top_counts": there["counts"]}
@@ -92,7 +97,7 @@ class DeviceSampler:
         return self._read_back(samples)
 
     def _result_arrays(self, count: int) -> tuple[DeviceArray, DeviceArray, DeviceArray, DeviceArray]:
-        """Tokens [n] int32, their log probabilities [n] float32, the best ids and theirs [n, MOST_TOP]: one after the other."""
+        """Tokens [n] int32, their log probabilities [n] float32, the best ids and their log probabilities [n, MOST_TOP], packed."""
         results, top = self._results, count * MOST_TOP
         return (
             results.view((count,)),
@@ -102,7 +107,7 @@ class DeviceSampler:
         )
 
     def _read_back(self, samples: Sequence[Sample]) -> Callable[[], list[Sampled]]:
-        """Queues the copy. Its pinned memory serves others once it has been read."""
+        """Queues the copy to pinned memory, which is free again once it has been read."""
         pinned, there = self._free.pop() if self._free else self._pinned()
         words = pinned[: len(samples) * WORDS_PER_RESULT]
         self._device.to_host_async(words, self._results.rows(0, len(words)))

@@ -1,4 +1,4 @@
-"""Log probabilities of given tokens, worked out on the device: what comes back are numbers, not rows of logits."""
+"""Log probabilities of given tokens, computed on the device: numbers come back, not rows of logits."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,11 @@ from svc.compute.cuda.device import Device, DeviceArray
 from svc.compute.cuda.packed_upload import PackedUpload, aligned_words
 from svc.compute.cuda.sample import logprobs
 
-MOST_SCORES = 256  # of one launch; more are taken in parts
+MOST_SCORES = 256  # of one launch; more are split
 
 
 class DeviceScorer:
-    """Owner of the buffers around the kernel."""
+    """Owner of the kernel's buffers."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -27,7 +27,7 @@ class DeviceScorer:
         return 4 * (2 * aligned_words(MOST_SCORES) + MOST_SCORES)
 
     def score(self, logits: DeviceArray, rows: Sequence[int], targets: Sequence[int]) -> list[float]:
-        """log softmax(logits[rows[i]])[targets[i]] of logits [n, V], NaN where one of the row is not finite. Waits for them."""
+        """log softmax(logits[rows[i]])[targets[i]] of logits [n, V], NaN if one of the row is not finite. Waits for the result."""
         assert len(rows) == len(targets)
         found: list[float] = []
         for start in range(0, len(rows), MOST_SCORES):

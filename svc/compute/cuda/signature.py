@@ -1,7 +1,7 @@
-"""What a kernel takes, read from its declaration, and arguments held against it.
+"""The parameters of a kernel, read from its declaration, and the check of arguments against them.
 
-A GPU takes any bits for any parameter without a word (and CuPy passes a Python int as 64 bits), so every launch is checked
-here, the same way for a real device and the emulated one."""
+A GPU accepts any bits for any parameter silently (and CuPy passes a Python int as 64 bits), so every launch is checked here, on
+real and emulated devices alike."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-# Scalars a kernel may take, and the elements of arrays whose numpy type says it all. Both by their C spelling
-# (include/common.cuh has the short names).
+# Scalars that a kernel may take, and array elements with a numpy type, by their C spelling (include/common.cuh has the short
+# names).
 SCALARS = {
     "int": "int32",
     "unsigned int": "uint32",
@@ -41,7 +41,7 @@ ELEMENTS = SCALARS | {
     "__nv_bfloat16": "uint16",
     "bf16": "uint16",
 }
-# Any array may be passed as bytes of no type and as whole vectors; a struct (a quantized block) is passed as bytes.
+# Any array may be passed as untyped bytes or as whole vectors; a struct (a quantized block) is passed as bytes.
 ANY_ELEMENT = {"void", "int2", "int4", "uint2", "uint4", "float2", "float4", "half2", "__half2", "__nv_bfloat162"}
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -59,7 +59,7 @@ class Parameter:
     name: str
     type: str  # element type of a pointer, C spelling without const
     pointer: bool
-    const: bool  # a pointer through which the kernel only reads
+    const: bool  # the kernel only reads through the pointer
 
     def __str__(self) -> str:
         return f"{'const ' if self.const else ''}{self.type}{'*' if self.pointer else ''} {self.name}"
@@ -67,13 +67,12 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """`max_threads` is what `__launch_bounds__` promises, None where it is not given as a number or as a name defined in the
-    source."""
+    """`max_threads`: the bound in `__launch_bounds__`, None unless it is a number or a name defined in the source."""
 
     kernel: str
     parameters: tuple[Parameter, ...]
     max_threads: int | None = None
-    bounds: str | None = None  # its first argument as it is written
+    bounds: str | None = None  # the first argument of `__launch_bounds__` as written
 
     def convert(self, args: Sequence[Any]) -> list[Any]:
         """A DeviceArray or None for each pointer and a numpy scalar of the declared type for each other parameter."""
@@ -111,7 +110,7 @@ class Signature:
 
 
 def parse_signatures(text: str, defines: Mapping[str, int | str] | None = None) -> dict[str, Signature]:
-    """All `extern "C" __global__ void` functions that are spelled out in a source. ValueError for a parameter no launch could fill.
+    """All `extern "C" __global__ void` functions spelled out in a source. ValueError for a parameter that no launch can fill.
 
     Type names and launch bounds may be names from `defines`; bounds also those of a plain `#define` or `constexpr int`.
     """

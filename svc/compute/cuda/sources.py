@@ -1,7 +1,7 @@
-"""Finds `cuda_src/*.cu` and makes each one self-contained text, with its hash.
+"""Finds `cuda_src/*.cu` and turns each into self-contained text with a hash.
 
-Includes with quotes are inlined here because CuPy's cache of compiled kernels does not see changes in included files. The real
-device and the emulator compile the same text; `#line` keeps file names and line numbers of the sources in every message."""
+Includes with quotes are inlined, because CuPy's cache of compiled kernels does not see changes of included files. The real device
+and the emulator compile the same text; `#line` keeps the file names and line numbers of the sources in messages."""
 
 import hashlib
 import re
@@ -16,7 +16,7 @@ _CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|ifdef|ifndef|endif)\b")
 class Source:
     name: str  # "rms_norm"
     path: Path
-    text: str  # without any include of ours
+    text: str  # our includes inlined
 
     @property
     def digest(self) -> str:
@@ -24,7 +24,7 @@ class Source:
 
 
 def source_directory() -> Path:
-    """cuda_src beside this file in an installed package, at the root of a checkout."""
+    """cuda_src: beside this file in an installed package, at the root in a checkout."""
     installed = Path(__file__).parent / "cuda_src"
     return installed if installed.is_dir() else Path(__file__).parents[3] / "cuda_src"
 
@@ -36,7 +36,7 @@ def source_names(directory: Path | None = None) -> list[str]:
 def load_source(name: str, directory: Path | None = None) -> Source:
     """`<directory>/<name>.cu`, quoted includes looked up beside it and in `include/` and `quant/` there, then in ours.
 
-    FileNotFoundError names what is missing and who wanted it.
+    FileNotFoundError names the missing file and the including one.
     """
     directory = directory or source_directory()
     path = directory / f"{name}.cu"
@@ -47,11 +47,11 @@ def load_source(name: str, directory: Path | None = None) -> Source:
 
 
 class _Inliner:
-    """Every header once. Inside `#if` it may be that the compiler skips it, so there it is written again behind a guard."""
+    """Inlines every header once. The compiler may skip a header inside `#if`, so there it is inlined again, behind a guard."""
 
     def __init__(self, roots: list[Path]) -> None:
         self.roots = roots
-        self.certain: set[Path] = set()  # inlined where the compiler is sure to see them
+        self.certain: set[Path] = set()  # inlined outside of conditions
 
     def expand(self, path: Path, outer_conditions: int) -> str:
         conditions = outer_conditions

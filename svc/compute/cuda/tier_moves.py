@@ -1,11 +1,10 @@
 """Moves between device and pinned host memory, on a stream of their own: copy engines work while kernels compute.
 
-Order, by events alone (the contract is in compute/backend.py):
+Events alone keep the order (compute/backend.py has the contract):
 
-- the moves of a step wait for all work queued before on the main stream: it may have written what they read, and may still read
-  or write what they write;
-- the main stream waits for earlier moves only before a step that writes a place they use;
-- the host learns that moves are over when their event is done. What they brought is read by launches made after that.
+- The moves of a step wait for all earlier work on the main stream, which may use the same places.
+- The main stream waits for earlier moves only before a step that writes a place they use.
+- The host knows that moves are over when their event is done. Only later launches read the places they filled.
 """
 
 from collections import deque
@@ -19,8 +18,8 @@ from svc.memory.tiers import MoveKind
 
 
 @dataclass(frozen=True, slots=True)
-class UnderWay:
-    """The moves of one step. `last` is the number of the last of them, counted over all steps."""
+class PendingMoves:
+    """The moves of one step. `last`: number of the last one, counted over all steps."""
 
     last: int
     places: Places
@@ -33,15 +32,15 @@ class TierMoves:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._side = device.stream()
-        self._written = device.event()  # on the main stream: what stood before the moves of a step
-        self._under_way: deque[UnderWay] = deque()
+        self._written = device.event()  # on the main stream, before the moves of a step
+        self._pending: deque[PendingMoves] = deque()
         self._spare: list[Event] = []
         self._over = 0
 
     def begin(self, caches: CudaCaches, batch: StepBatch) -> None:
-        """Queues the moves of a step, then lets the main stream wait for those, of this step and before, that it would disturb.
+        """Queues the moves of a step, then makes the main stream wait for pending moves whose places the step writes.
 
-        To be called before anything else of the step is queued.
+        Call it before anything else of the step is queued.
         """
         if batch.moves:
             self._written.record()
@@ -51,23 +50,23 @@ class TierMoves:
             done = self._spare.pop() if self._spare else self._device.event()
             done.record(self._side)
             last = batch.moves_before + len(batch.moves)
-            self._under_way.append(UnderWay(last, places_moved(batch.moves), done))
-        if self._under_way:
+            self._pending.append(PendingMoves(last, places_moved(batch.moves), done))
+        if self._pending:
             self._guard(places_written(batch, caches.plan.layout.page_tokens))
 
     def over(self, *, all_of_them: bool) -> int:
-        """How many moves are over; `all_of_them`: waits for all that have begun."""
-        if all_of_them and self._under_way:
-            self._under_way[-1].done.synchronize()
-        while self._under_way and self._under_way[0].done.done():
-            ended = self._under_way.popleft()
+        """Number of finished moves. `all_of_them`: waits for all that have begun."""
+        if all_of_them and self._pending:
+            self._pending[-1].done.synchronize()
+        while self._pending and self._pending[0].done.done():
+            ended = self._pending.popleft()
             self._over = ended.last
             self._spare.append(ended.done)
         return self._over
 
     def _guard(self, written: Places) -> None:
-        """The latest step whose moves use a place written is waited for, and with it all before it."""
-        for moves in reversed(self._under_way):
+        """Waits for the latest moves that use a written place, and so for all before them."""
+        for moves in reversed(self._pending):
             if moves.places.meet(written):
                 moves.done.wait()
                 return

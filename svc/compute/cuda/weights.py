@@ -1,4 +1,4 @@
-"""Weights in device memory: blocks as the file has them, and the codebooks that some formats need beside them."""
+"""Weights in device memory: the blocks of the file, and the codebooks that some formats need."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,10 +12,10 @@ from svc.gguf.gguf_file import GgufTensor
 from svc.gguf.grids import grid
 from svc.gguf.quant import QUANT_TYPES
 
-# Kernels put unaligned words together from aligned ones and so read up to 4 bytes behind the last block.
+# Kernels assemble unaligned words from aligned ones and so read up to 4 bytes after the last block.
 PADDING_BYTES = 16
 FLOAT_TYPES = ("F32", "F16", "BF16")
-# Which codebook a type decodes with.
+# The codebook of a type.
 CODEBOOKS = {name: name for name in ("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S")} | {"IQ1_M": "IQ1_S"}
 
 
@@ -23,8 +23,8 @@ CODEBOOKS = {name: name for name in ("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3
 class CudaWeight:
     """A matrix [rows, columns], or a stack of them [num_experts, rows, columns] (None: a matrix), of GGUF type `type`.
 
-    `data` holds the blocks and PADDING_BYTES more; `codebook` is the grid of IQ1, IQ2 and IQ3 types as cuda_src/quant/codebooks.cuh
-    wants it.
+    `data` holds the blocks and PADDING_BYTES more; `codebook` is the grid of IQ1, IQ2 and IQ3 types in the form of
+    cuda_src/quant/codebooks.cuh.
     """
 
     name: str
@@ -37,12 +37,12 @@ class CudaWeight:
 
     @property
     def is_float(self) -> bool:
-        """Multiplied with float activations; any other type with quantized ones."""
+        """Whether products take float activations; other types take quantized ones."""
         return self.type in FLOAT_TYPES
 
     @property
     def blocks(self) -> DeviceArray:
-        """The part of `data` that the file's bytes go to, uint8 [n]."""
+        """The part of `data` for the file's bytes, uint8 [n]."""
         return self.data.view((self.data.nbytes - PADDING_BYTES,))
 
     def __repr__(self) -> str:
@@ -51,14 +51,14 @@ class CudaWeight:
 
 
 class Codebooks:
-    """The codebooks on one device, each uploaded when the first weight needs it. Owner of those arrays."""
+    """Owner of the codebooks on one device. Each is uploaded for the first weight that needs it."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._arrays: dict[str, DeviceArray] = {}
 
     def of(self, quant: str) -> DeviceArray | None:
-        """The codebook of a type, None for most."""
+        """The codebook of a type; None for most types."""
         name = CODEBOOKS.get(quant)
         if name is None:
             return None
@@ -74,7 +74,7 @@ def codebook_bytes(name: str) -> NDArray[np.uint8]:
 
 
 def allocate_weight(device: Device, codebooks: Codebooks, tensor: GgufTensor) -> CudaWeight:
-    """Device memory for a tensor [rows, columns] or [experts, rows, columns], its `blocks` not filled yet."""
+    """Device memory for a tensor [rows, columns] or [experts, rows, columns], not filled yet."""
     *stack, rows, columns = tensor.shape
     assert len(stack) <= 1, f"{tensor.name} has shape {tensor.shape}"
     num_matrices = stack[0] if stack else 1
@@ -86,9 +86,9 @@ def allocate_weight(device: Device, codebooks: Codebooks, tensor: GgufTensor) ->
 def upload_weight(
     device: Device, codebooks: Codebooks, uploads: WeightUploader, tensor: GgufTensor, progress: Callable[[int], None] | None = None
 ) -> CudaWeight:
-    """A tensor copied to the device before whatever is queued on the main stream from now on.
+    """Copies a tensor to the device, ahead of later work on the main stream.
 
-    Of a stack that is one matrix over and over (stride 0: random weights) that one is copied there, and the others from it.
+    A stack that repeats one matrix (stride 0: random weights) is copied once, and then from matrix to matrix on the device.
     """
     weight = allocate_weight(device, codebooks, tensor)
     whole = weight.blocks

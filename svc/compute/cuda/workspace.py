@@ -1,4 +1,4 @@
-"""How much device memory a model's steps need beside its weights and caches."""
+"""Device memory that a model's steps need beside weights and caches."""
 
 from svc.compute.cuda.arena import Tally
 from svc.compute.cuda.device_inputs import StepLimits
@@ -7,8 +7,8 @@ from svc.compute.cuda.moe import MOST_EXPERTS, MOST_USED
 from svc.compute.cuda.moe_ffn import MoeSizes, moe_buffers
 from svc.compute.cuda.sampler import DeviceSampler
 from svc.compute.cuda.scorer import DeviceScorer
+from svc.compute.ops import StepSizes
 from svc.errors import ModelFileError
-from svc.memory.layout import MemoryLayout
 from svc.memory.plan import MemoryPlan
 from svc.model.layers.attention import AttentionWeights
 from svc.model.layers.delta import DeltaWeights
@@ -16,11 +16,11 @@ from svc.model.model_config import ModelConfig
 
 FLOAT_BYTES = 4
 MOST_HEAD = 256
-NO_WEIGHTS = (None,) * 10  # of a layer of which only the sizes count
+NO_WEIGHTS = (None,) * 10  # for a layer of which only the sizes count
 
 
 def check_sizes(config: ModelConfig) -> None:
-    """ModelFileError naming a size that the kernels are not made for."""
+    """ModelFileError naming a size that the kernels do not support."""
     sizes = {"head size": config.head_dim if config.num_attention_layers else 0, "DeltaNet head size": config.key_dim}
     for what, size in sizes.items():
         if size % 16 or size > MOST_HEAD:
@@ -34,7 +34,7 @@ def check_sizes(config: ModelConfig) -> None:
 
 
 def scratch_bytes(config: ModelConfig, limits: StepLimits, logit_rows: int) -> int:
-    """Bytes of the arena: what the hungriest operation needs in the largest step. `logit_rows`: most rows of one `logits`."""
+    """Bytes of the arena: the largest need of any operation in the largest step. `logit_rows`: most rows of one `logits`."""
     sizes, width = [], config.hidden_size
     if config.num_delta_layers:
         heads = (config.num_key_heads, config.num_value_heads, config.key_dim, config.value_dim)
@@ -58,22 +58,14 @@ def scratch_bytes(config: ModelConfig, limits: StepLimits, logit_rows: int) -> i
     return max(tally.used_bytes for tally in sizes)
 
 
-def step_bytes(
-    config: ModelConfig,
-    layout: MemoryLayout,
-    num_rows: int,
-    max_step_tokens: int,
-    logit_rows: int,
-    caches_bytes: int,
-    *,
-    exact: bool = False,
-) -> int:
-    """Bytes of everything but weights and caches, before the numbers of pages and snapshots are known: as for the most that fit
-    into `caches_bytes`."""
+def step_bytes(sizes: StepSizes, caches_bytes: int, *, exact: bool = False) -> int:
+    """Bytes of everything but weights and caches, for the most pages and snapshots that fit into `caches_bytes`: their numbers are
+    not decided yet."""
+    config, layout = sizes.config, sizes.layout
     pages_per_row = -(-config.full_context // layout.page_tokens)
-    num_pages = caches_bytes // layout.page_bytes if layout.page_bytes else pages_per_row * num_rows
-    plan = MemoryPlan(layout, num_pages, num_rows, caches_bytes // layout.state_bytes)
-    limits = StepLimits.of(config, plan, max_step_tokens, exact=exact)
-    hidden, logits = (max_step_tokens + logit_rows) * config.hidden_size, logit_rows * config.vocab_size
-    buffers = FLOAT_BYTES * (limits.words + hidden + logits) + DeviceSampler.device_bytes(config.vocab_size, num_rows)
-    return scratch_bytes(config, limits, logit_rows) + buffers + DeviceScorer.device_bytes()
+    num_pages = caches_bytes // layout.page_bytes if layout.page_bytes else pages_per_row * sizes.num_rows
+    plan = MemoryPlan(layout, num_pages, sizes.num_rows, caches_bytes // layout.state_bytes)
+    limits = StepLimits.of(config, plan, sizes.max_step_tokens, exact=exact)
+    hidden, logits = (sizes.max_step_tokens + sizes.logit_rows) * config.hidden_size, sizes.logit_rows * config.vocab_size
+    buffers = FLOAT_BYTES * (limits.words + hidden + logits) + DeviceSampler.device_bytes(config.vocab_size, sizes.num_rows)
+    return scratch_bytes(config, limits, sizes.logit_rows) + buffers + DeviceScorer.device_bytes()

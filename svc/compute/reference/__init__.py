@@ -1,4 +1,4 @@
-"""The operations in numpy, float32: the oracle of the other rooms."""
+"""The operations in numpy, float32: the oracle of the other backends."""
 
 from svc.compute.reference.ops import ReferenceOps
 

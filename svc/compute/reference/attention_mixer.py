@@ -1,9 +1,9 @@
-"""Gated full attention (ARCH_SPEC 5), token by token, reading keys and values from pages only.
+"""Full attention, gated or not, token by token, reading keys and values from pages only (docs/model_math.md).
 
-    Q = W_q x -> per head D of q, then (gated) D of the gate;  k = W_k x;  v = W_v x     + a bias, where there is one
+    Q = W_q x -> per head D of q, then (gated) D of the gate;  k = W_k x;  v = W_v x     + a bias in some architectures
     q = rope(norm(q)), k = rope(norm(k))                     norm per head, before the rotation; not in all architectures
     o = softmax( q k^T / sqrt(D) ) v                         over positions 0 .. own; query head h reads KV head h // (H / H_kv)
-    hidden += W_o ( o * sigmoid(gate) )                      without the gate where the architecture has none
+    hidden += W_o ( o * sigmoid(gate) )                      without the gate if the layer is not gated
 
 The rotation turns dimension j with j + R / 2 (R = rotary_dims), or 2 j with 2 j + 1 where the layer is interleaved, by
 position * base^(-2 j / R); dimensions from R on stay.
@@ -62,13 +62,13 @@ def _write_pages(key: Float32, value: Float32, layer: AttentionWeights, inputs: 
     sequence_of = np.repeat(np.arange(inputs.num_sequences), np.diff(inputs.cu_seqlens))
     page, slot = np.divmod(inputs.positions, caches.plan.layout.page_tokens)
     pages = inputs.block_table[sequence_of, page]
-    # The two index arrays stand around a slice, so numpy puts the token axis first: [T, H_kv, D].
+    # Two index arrays around a slice: numpy puts the token axis first, [T, H_kv, D].
     caches.keys(layer.index)[pages, :, slot] = key
     caches.values(layer.index)[pages, :, slot] = value
 
 
 def _attend(query: Float32, layer: AttentionWeights, inputs: StepInputs, caches: ReferenceCaches) -> Float32:
-    """[T, H, D] -> [T, H, D]. Positions after a token's own are never touched, whatever stands there."""
+    """[T, H, D] -> [T, H, D]. Positions after a token's own are never read."""
     scale = np.float32(1 / np.sqrt(layer.head_dim))
     grouped = query.reshape(len(query), layer.num_kv_heads, -1, layer.head_dim)
     out = np.empty_like(grouped)

@@ -1,6 +1,6 @@
 """Pages, live rows and snapshots as three numpy slabs, and the views into them that the mixers use.
 
-A recurrent state is kept as the formulas have it, S[k][v] per value head. Fresh memory is NaN: reading the unwritten shows.
+A recurrent state is stored as in the formulas, S[k][v] per value head. Fresh memory is NaN, which reveals reads before writes.
 """
 
 import numpy as np
@@ -57,7 +57,7 @@ class ReferenceCaches:
 
 
 def copy_pages(caches: ReferenceCaches, pairs: NDArray[np.int32]) -> None:
-    """One after the other, so that a page may be a target and then a source."""
+    """In order: a page may be a target first and a source later."""
     for source, target in pairs:
         caches.kv[target] = caches.kv[source]
 
@@ -73,5 +73,5 @@ def restore_rows(caches: ReferenceCaches, pairs: NDArray[np.int32]) -> None:
 
 
 def zero_rows(caches: ReferenceCaches, rows: NDArray[np.int32]) -> None:
-    """By assignment: a NaN times zero would stay a NaN."""
+    """By assignment, because NaN times zero is NaN."""
     caches.rows[rows] = 0.0

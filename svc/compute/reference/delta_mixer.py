@@ -1,4 +1,4 @@
-"""Gated DeltaNet mixer (ARCH_SPEC 6), token by token.
+"""Gated DeltaNet mixer, token by token (docs/model_math.md).
 
 Per sequence, with m_t = W_qkv x_t the raw channels q | k | v, w the taps (J of them, the last one for the current token):
 
@@ -14,8 +14,8 @@ Per sequence, with m_t = W_qkv x_t the raw channels q | k | v, w the taps (J of 
 
     hidden_t += W_out ( norm(o_t) * SiLU(W_gate x_t) )            norm over D_v first, then the gate
 
-Value head h uses key head h // r where `grouped_heads` (qwen3next), else h % H_k (r = H_v / H_k).
-State kept per sequence: S, and the last J - 1 raw rows m (before convolution and SiLU).
+Value head h uses key head h // r if `grouped_heads` (qwen3next), else h % H_k (r = H_v / H_k).
+State of a sequence: S, and the last J - 1 raw rows m (before convolution and SiLU).
 """
 
 import numpy as np

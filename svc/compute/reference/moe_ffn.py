@@ -1,4 +1,4 @@
-"""Mixture of experts (ARCH_SPEC 7).
+"""Mixture of experts (docs/model_math.md).
 
     l = W_router x;  e_1 .. e_k = the k largest of l (ties: lower index first);  w = softmax(l[e_1 .. e_k]) * scale
     hidden += sum_i w_i SwiGLU_{e_i}(x)  +  sigmoid(s . x) SwiGLU_shared(x)
@@ -18,7 +18,7 @@ from svc.model.layers.moe_ffn import MoeFfnWeights
 def moe_ffn(hidden: Float32, layer: MoeFfnWeights, inputs: StepInputs) -> None:
     x = rms_norm(hidden, layer.input_norm, layer.epsilon)
     experts, weights = route(x, layer)
-    parts = np.empty((*experts.shape, x.shape[1]), np.float32)  # [T, k, C]: kept apart, to be summed in rank order
+    parts = np.empty((*experts.shape, x.shape[1]), np.float32)  # [T, k, C]: kept apart, so that the sum runs in rank order
     for expert in np.unique(experts):
         tokens, ranks = np.nonzero(experts == expert)
         parts[tokens, ranks] = swiglu(x[tokens], layer.gate[expert], layer.up[expert], layer.down[expert])

@@ -1,6 +1,6 @@
-"""ReferenceOps: the operations in numpy float32, short and obvious. The oracle of the other rooms, and the room of last resort.
+"""ReferenceOps: the operations in numpy float32, short and obvious. The oracle of the other backends, and the last resort.
 
-It owes the other rooms a tolerance only: numpy's matrix products round differently for different numbers of rows.
+It agrees with the others within a tolerance only: numpy's matrix products round differently for different numbers of rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.backend import Sample, Sampled, StepBatch
-from svc.compute.ops import Caches, Ops
+from svc.compute.ops import Caches, Ops, StepSizes
 from svc.compute.reference import caches as cache_ops
 from svc.compute.reference.attention_mixer import attention_mixer
 from svc.compute.reference.caches import ReferenceCaches
@@ -38,12 +38,12 @@ class ReferenceOps:
     asynchronous = False
 
     def __init__(self, dequant_cache_bytes: int = DEQUANT_CACHE_BYTES) -> None:
-        """`dequant_cache_bytes`: how much of the weights may stay in memory as float32; the rest is dequantized at each use."""
+        """`dequant_cache_bytes`: bytes of weights that may stay in memory as float32; the rest is dequantized at each use."""
         self._dequant_cache = DequantCache(dequant_cache_bytes)
         self._moves_over = 0
 
-    def bytes_for_caches(self, *sizes: object) -> None:
-        """They stand in the machine's memory."""
+    def bytes_for_caches(self, sizes: StepSizes, weights_bytes: int) -> None:
+        """The caches are in the machine's memory."""
 
     def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
         """numpy allocates as it goes."""
@@ -59,11 +59,11 @@ class ReferenceOps:
         forward(hidden[: inputs.num_tokens], inputs)
 
     def mark(self) -> Callable[[], None]:
-        """Every operation is done when it returns."""
+        """Operations are synchronous: there is nothing to wait for."""
         return lambda: None
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Nothing to close."""
 
     def weight(self, tensor: GgufTensor, progress: Callable[[int], None] | None = None) -> ReferenceWeight | list[ReferenceWeight]:
         return prepare(tensor, self._dequant_cache)

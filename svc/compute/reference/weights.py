@@ -1,4 +1,4 @@
-"""Weights of the reference: kept as the file has them, dequantized exactly when used.
+"""Weights of the reference: in their file type, dequantized exactly at each use.
 
 Owner of the dequantized copies: `DequantCache`, one per ReferenceOps, with a byte limit.
 """
@@ -12,17 +12,17 @@ from svc.compute.reference.math import Float32
 from svc.gguf.gguf_file import GgufTensor
 from svc.gguf.quant import QUANT_TYPES
 
-TILE_ELEMENTS = 1 << 22  # of a matrix too large for the cache: dequantized 16 MiB at a time
+TILE_ELEMENTS = 1 << 22  # a matrix too large for the cache is dequantized 16 MiB at a time
 
 
 class DequantCache:
-    """How many bytes of dequantized matrices may stay in memory."""
+    """The budget for dequantized matrices that stay in memory."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._left_bytes = limit_bytes
 
     def admits(self, num_bytes: int) -> bool:
-        """Takes `num_bytes` from what is left, for good; False when less is left."""
+        """Takes `num_bytes` from the budget for good; False if less is left."""
         if num_bytes > self._left_bytes:
             return False
         self._left_bytes -= num_bytes

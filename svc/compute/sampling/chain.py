@@ -1,6 +1,6 @@
 """From one row of logits to one token.
 
-The steps, in this order; each is skipped where its field says so.
+The steps, in this order; the default of a field skips its step.
 
 | | field | does |
 |---|---|---|
@@ -8,19 +8,19 @@ The steps, in this order; each is skipped where its field says so.
 | 1 | `logit_bias` | adds to the logits of single tokens |
 | 2 | `repetition_penalty` | divides (above 0) or multiplies the logits of tokens among the last `repeat_last_n`, prompt included |
 | 3 | `presence_penalty`, `frequency_penalty` | subtract once, and once per occurrence, from tokens of the answer |
-| 4 | banned tokens | out: `ignore_eos`, stop tokens before `min_tokens`, a bias of false |
+| 4 | banned tokens | excluded: `ignore_eos`, stop tokens before `min_tokens`, a bias of false |
 | 5 | `temperature` | divides; 0 takes the best and ends here |
 | 6 | `top_k` | keeps the k best |
-| 7 | `top_p` | keeps the fewest best that have this share of what is left |
-| 8 | `min_p` | keeps those at least so likely, relative to the best |
+| 7 | `top_p` | keeps the fewest best that have this share of the remaining probability |
+| 8 | `min_p` | keeps those with at least this probability relative to the best |
 | 9 | `seed` | draws one |
 
-The temperature comes before top-p and min-p, as OpenAI's and vLLM's users expect: these see the distribution that is drawn from.
-Log probabilities are those of the model before step 1. Everything is float64 and looks at one row only, so the outcome cannot
-depend on the other rows of a batch.
+The temperature comes before top-p and min-p, as in OpenAI's API and vLLM: they see the distribution that is drawn from.
+Log probabilities are those of the model before step 1. All arithmetic is float64 and on one row, so the outcome cannot depend on
+the other rows of a batch.
 
-The draw inverts the cumulative distribution over the kept tokens in the order of their ids. The order of their probabilities would
-do as well, but there two nearly equal logits that change places under a last-bit difference change the token; here they do not.
+The draw inverts the cumulative distribution over the kept tokens in the order of their ids. In the order of their probabilities,
+two nearly equal logits that swap under a last-bit difference would change the token; in the order of ids they do not.
 """
 
 import math
@@ -30,13 +30,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.backend import NO_TOKEN, NOT_FINITE, History, Sample, Sampled
+from svc.compute.sampling.inverse_cdf import Float64, pick
 from svc.compute.sampling.masks import Words, bans_beside, unpacked
 from svc.compute.sampling.params import SamplingParams
 from svc.compute.sampling.penalties import add_bias, penalize
 from svc.compute.sampling.randomness import uniform
-from svc.compute.sampling.shares import Float64, Ids, nucleus, pick, scaled_below_best
+from svc.compute.sampling.top_p import Ids, nucleus, scaled_below_best
 
-BLOCK = 1024  # values of which `best` looks at the largest first
+BLOCK = 1024  # `best` looks at the largest of this many values first
 
 
 def sample(
@@ -59,7 +60,7 @@ def sample(
         return Sampled(NO_TOKEN)
     allowed = _allowed(logits, params, bans_beside(banned, mask), history, mask)
     if params.temperature == 0:
-        token = int(np.argmax(allowed))  # the first of equals, so the lowest id
+        token = int(np.argmax(allowed))  # the lowest id among equals
     else:
         token = draw(allowed, params, uniform(params.seed, choice, position))
     if params.num_logprobs is None:
@@ -78,7 +79,7 @@ def sample_rows(logits: NDArray[np.float32], rows: Sequence[int], samples: Seque
 def _allowed(
     logits: NDArray[np.float32], params: SamplingParams, banned: tuple[int, ...], history: History | None, mask: Words | None
 ) -> NDArray[np.floating]:
-    """Steps 0 to 4. `logits` itself where there is nothing to do, as nearly always."""
+    """Steps 0 to 4. Returns `logits` itself if there is nothing to do, which is the usual case."""
     assert (history is not None) == params.has_penalties, "penalties need the tokens so far, and nothing else does"
     assert len(set(banned)) < len(logits), "every token is banned"
     if not (params.logit_bias or history or banned or mask is not None):
@@ -96,7 +97,7 @@ def _allowed(
 def draw(logits: NDArray[np.floating], params: SamplingParams, u: float) -> int:
     """The token at `u` in [0, 1) of the filtered distribution. A logit of -inf has no chance."""
     ids: Ids | None = None  # None: all of them
-    if 0 < params.top_k < len(logits):  # the temperature does not change which these are, so the rest need not be looked at again
+    if 0 < params.top_k < len(logits):  # the temperature does not change the order: the rest is done with
         ids = np.sort(best(logits, params.top_k))
         logits = logits[ids]
     if params.min_p > 0 and params.top_p == 1:
@@ -118,13 +119,13 @@ def draw(logits: NDArray[np.floating], params: SamplingParams, u: float) -> int:
 
 
 def _weights(logits: NDArray[np.floating], temperature: float) -> Float64:
-    """Probabilities but for a factor: the largest is 1. One new array: more of this size cost more than the mathematics."""
+    """Probabilities up to a factor: the largest is 1. One new array only: allocating more costs more than the mathematics."""
     scaled = scaled_below_best(logits, temperature, float(logits.max()))
     return np.exp(scaled, out=scaled)
 
 
 def _perhaps_above(logits: NDArray[np.floating], params: SamplingParams) -> Ids:
-    """Ids of all that min_p may keep, and hardly more: the others need no exponential."""
+    """Ids of all tokens that min_p may keep, and few others. Only these need an exponential."""
     with np.errstate(over="ignore"):
         threshold = logits.dtype.type(float(logits.max()) + params.temperature * (math.log(params.min_p) - 1e-3))
         return np.flatnonzero(logits >= np.nextafter(threshold, logits.dtype.type(-np.inf)))  # it may have been rounded up
@@ -140,9 +141,9 @@ def best(values: NDArray[np.floating], count: int) -> Ids:
 
 
 def _bound(values: NDArray[np.floating], count: int) -> NDArray[np.floating]:
-    """A number that at least `count` of the values reach, and few more.
+    """A bound that at least `count` of the values reach, and few more.
 
-    The largest of each block are values too, so the last of the `count` largest of these is such a number.
+    The maxima of blocks are values too, so the `count`-th largest of the maxima is such a bound.
     """
     if count * BLOCK <= len(values):
         values = np.maximum.reduceat(values, np.arange(0, len(values), BLOCK))
@@ -151,7 +152,7 @@ def _bound(values: NDArray[np.floating], count: int) -> NDArray[np.floating]:
 
 
 def is_finite(logits: NDArray[np.float32]) -> bool:
-    """Whether all of them are: NaN and infinity show in the smallest or the largest."""
+    """Whether all logits are finite: NaN and infinity show in the minimum or the maximum."""
     return math.isfinite(logits.min()) and math.isfinite(logits.max())
 
 
@@ -167,7 +168,7 @@ def with_logprobs(token: int, logits: NDArray[np.float32], num_top: int) -> Samp
 
 
 def logprob(logits: NDArray[np.float32], token: int) -> float:
-    """Log probability of `token` in the model's own distribution; NaN when the logits [V] are not all finite."""
+    """Log probability of `token` in the model's own distribution; NaN if the logits [V] are not all finite."""
     return float(logits[token]) - _log_sum_exp(logits) if is_finite(logits) else math.nan
 
 

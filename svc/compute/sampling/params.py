@@ -1,4 +1,4 @@
-"""How a token is chosen: plain numbers, already checked at the edge."""
+"""The sampling parameters of a request, checked when the request came in."""
 
 from dataclasses import dataclass
 
@@ -12,15 +12,15 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
-    num_logprobs: int | None = None  # None: no log probabilities wanted; n: the n best beside the sampled one's
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what its logit gains), each id once
+    num_logprobs: int | None = None  # None: no log probabilities; n: those of the n best tokens beside the sampled one's
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, number added to its logit), each id once
     repetition_penalty: float = 1.0  # above 0; counts tokens of the prompt and of the answer
-    repeat_last_n: int = -1  # how many of the last tokens repetition_penalty looks at; -1: all
+    repeat_last_n: int = -1  # repetition_penalty looks at this many of the last tokens; -1: all
     presence_penalty: float = 0.0  # counts tokens of the answer only, as OpenAI and vLLM do
     frequency_penalty: float = 0.0  # the same
-    penalize_prompt: bool = False  # presence and frequency count where repetition_penalty does, as llama.cpp does
+    penalize_prompt: bool = False  # presence and frequency count the same tokens as repetition_penalty, as in llama.cpp
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the tokens before matter."""
+        """Whether the choice depends on earlier tokens."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0

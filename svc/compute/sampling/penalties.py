@@ -1,4 +1,4 @@
-"""What moves logits before anything is filtered: the bias a client asks for, and penalties on tokens that came before."""
+"""Changes of logits before filtering: the bias that a client asks for, and penalties on earlier tokens."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,14 @@ def add_bias(logits: Float64, params: SamplingParams) -> None:
 
 
 def penalize(logits: Float64, params: SamplingParams, history: History) -> None:
-    """Makes tokens of the past less likely (or more, if a client asks for that), in place.
+    """Makes earlier tokens less likely (or more, if the client asks for that), in place.
 
-    Repetition first: a logit above 0 is divided by the penalty, any other multiplied, once however often the token came. Then
-    presence is subtracted once and frequency as often as the token came.
+    First repetition: a logit above 0 is divided by the penalty and any other multiplied, once per token however often it occurred.
+    Then presence is subtracted once, and frequency once per occurrence.
     """
     window = history.tokens if params.repeat_last_n < 0 else history.tokens[max(0, len(history.tokens) - params.repeat_last_n) :]
     if params.repetition_penalty != 1:
-        seen = logits[window]  # a token that came twice is here twice, and written twice with the same number
+        seen = logits[window]  # a repeated token is read twice and written twice with the same number
         logits[window] = np.where(seen > 0, seen / params.repetition_penalty, seen * params.repetition_penalty)
     if params.presence_penalty or params.frequency_penalty:
         counted = window if params.penalize_prompt else history.tokens[history.num_prompt :]

@@ -1,6 +1,6 @@
 """One uniform number per sampled token, a pure function of (seed, choice, position).
 
-No generator has a state here: the same request draws the same numbers after preemption, rollback and in any batch.
+There is no generator state: the same request draws the same numbers after preemption, rollback and in any batch.
 """
 
 _MASK = (1 << 64) - 1

@@ -60,7 +60,7 @@ QUANT_TYPES: dict[str, QuantType] = {
     "NVFP4": NVFP4,
 }
 
-# The number that stands for the type in a file's tensor directory.
+# By the type's number in the tensor directory of a file.
 QUANT_TYPES_BY_ID: dict[int, QuantType] = {quant.ggml_id: quant for quant in QUANT_TYPES.values()}
 
 

@@ -7,7 +7,7 @@ from svc.gguf.quant.quant_type import Bytes, Floats
 
 
 def planes(packed: Bytes, bits: int) -> Bytes:
-    """Split bytes `(..., k)` into planes `(..., 8 // bits, k)`: first everyone's lowest field, then everyone's next.
+    """Split bytes `(..., k)` into planes `(..., 8 // bits, k)`: first the lowest field of every byte, then the next.
 
     This is how most types store values: byte j holds the values j, j + k, j + 2k ...
     """

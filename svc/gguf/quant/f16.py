@@ -10,7 +10,7 @@ def decode(blocks: Bytes) -> Floats:
 
 
 def encode(values: Floats) -> Bytes:
-    """Rounds to nearest even; what half precision cannot hold becomes infinity."""
+    """Rounds to nearest even; values beyond half precision become infinity."""
     with np.errstate(over="ignore", invalid="ignore"):
         return values.astype("<f2").view(np.uint8)
 

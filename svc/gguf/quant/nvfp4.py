@@ -5,8 +5,8 @@
 | 0..4   | scale of each group                                                                         |
 | 4..36  | q: 8 bytes a group; byte j holds the group's value j in its low and j + 8 in its high half   |
 
-value = scale * E2M1[q]. Files of this type usually carry one more float per tensor (`....scale`), applied by whoever
-multiplies with the matrix.
+value = scale * E2M1[q]. Files of this type usually carry one more float per tensor (`....scale`), which multiplies the
+product with the matrix.
 """
 
 import numpy as np

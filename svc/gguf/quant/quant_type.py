@@ -1,7 +1,7 @@
-"""What a GGUF block type is: so many values stored in so many bytes, and how to get the values back.
+"""A GGUF block type: the number of values in a block, its bytes, and how to decode it.
 
 A quantized tensor is a row-major matrix whose rows are cut into blocks of `block_size` values, each packed into
-`block_bytes` bytes on its own. Every type file in this folder says in its docstring what those bytes are and ends with
+`block_bytes` bytes on its own. The docstring of each type file in this folder describes those bytes, and the file ends with
 one `QuantType` value. Bytes are little-endian everywhere.
 """
 
@@ -16,7 +16,7 @@ from svc.errors import ModelFileError
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-# Decoding goes piece by piece: the temporaries of a piece (several times its size) then stay in the CPU's cache.
+# Decoding works on pieces, whose temporaries (several times their size) then stay in the CPU's cache.
 VALUES_PER_PIECE = 1 << 16
 
 
@@ -24,8 +24,8 @@ VALUES_PER_PIECE = 1 << 16
 class QuantType:
     """One block type.
 
-    `decode` maps blocks `(n, block_bytes)` uint8 to values `(n, block_size)` float32. `encode`, where we have one, is the
-    other direction. Both get contiguous arrays and may give views of them.
+    `decode` maps blocks `(n, block_bytes)` uint8 to values `(n, block_size)` float32. `encode`, if there is one, is the
+    other direction. Both get contiguous arrays and may return views of them.
     """
 
     name: str

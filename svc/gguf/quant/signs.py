@@ -12,9 +12,9 @@ def signs_of_bits(packed: Bytes) -> Floats:
 
 
 def even_parity_bytes() -> Bytes:
-    """Byte i of 128 is i with bit 7 set where needed to make the number of set bits even.
+    """Byte i of 128 is i with bit 7 set if needed to make the number of set bits even.
 
-    The small types store seven signs of eight: their quantizer flips one value where the number of minuses is odd.
+    The small types store seven signs of eight: their quantizer flips one value if the number of minuses is odd.
     """
     index = np.arange(128, dtype=np.uint8)
     parity = in_order(index[:, None], 1).sum(axis=1, dtype=np.uint8) & np.uint8(1)

@@ -20,14 +20,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3": qwen3.ARCHITECTURE,
     "qwen3moe": qwen3moe.ARCHITECTURE,
     # The text part of Qwen3-VL: the three components of a position are equal for text, which makes the rotation the plain one, and
-    # what image tokens add to the first layers is not there.
+    # the additions of image tokens to the first layers are absent.
     "qwen3vl": qwen3.ARCHITECTURE,
     "qwen3vlmoe": qwen3moe.ARCHITECTURE,
 }
 
 
 def read_config(file: GgufFile) -> ModelConfig:
-    """ModelFileError for an architecture that is not in the table, and for missing or impossible numbers."""
+    """Reads the configuration. ModelFileError for an architecture that is not in the table, and for missing or invalid numbers."""
     _refuse_other_files(file)
     architecture = ARCHITECTURES.get(file.architecture)
     if architecture is None:
@@ -38,7 +38,7 @@ def read_config(file: GgufFile) -> ModelConfig:
 
 
 def _refuse_other_files(file: GgufFile) -> None:
-    """GGUF files that go with a model and are none. `general.type` is missing in older files."""
+    """Refuses GGUF files that accompany a model. `general.type` is missing in older files."""
     kind = file.get_str("general.type", "model")
     if file.architecture == "clip" or kind == "mmproj":
         raise ModelFileError(
@@ -51,11 +51,11 @@ def _refuse_other_files(file: GgufFile) -> None:
 def load_model(
     source: WeightSource, config: ModelConfig, store: WeightStore, progress: Progress | None = None, *, read_in: bool = True
 ) -> Model:
-    """Hands every tensor of the file to `store`, a backend's ops. ModelFileError naming a missing or misshapen one.
+    """Passes every tensor of the file to `store`, a backend's ops. ModelFileError naming a missing or misshapen tensor.
 
-    `progress(bytes_done, bytes_in_all)` is called on the way, the last time with both equal; what it raises ends the load.
-    `read_in`: the weights are read from the disk now and not by the first steps. Only for a file that fits into memory: of a larger
-    one the beginning would be gone again at the end.
+    `progress(bytes_done, bytes_in_all)` is called on the way, the last time with both equal; an exception from it ends the load.
+    `read_in`: read the weights from the disk now, not in the first steps. Only for a file that fits into memory; of a larger one
+    the beginning would have been dropped by the end.
     """
     with source.file.being_read(whole=read_in):
         loader = WeightLoader(source, store, progress, read_in)

@@ -1,4 +1,4 @@
-"""What an architecture's file has to say about itself, and the part of loading that is the same for all."""
+"""The description of an architecture, and the part of loading that is the same for all."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Architecture:
 
     traits: Traits
     load_layer: LoadLayer
-    rope_factors: bool = False  # rotary frequencies are divided by `rope_freqs.weight`, where the file has it
+    rope_factors: bool = False  # rotary frequencies are divided by `rope_freqs.weight`, if the file has it
 
 
 def assemble(loader: WeightLoader, config: ModelConfig, architecture: Architecture) -> Model:
@@ -49,7 +49,7 @@ def assemble(loader: WeightLoader, config: ModelConfig, architecture: Architectu
 
 
 def rope_factors(loader: WeightLoader, config: ModelConfig) -> NDArray[np.float32] | None:
-    """[rotary / 2], what each pair's frequency is divided by; None in a file without."""
+    """[rotary / 2], the divisor of each pair's frequency; None if the file has none."""
     if not loader.source.has(ROPE_FACTORS):
         return None
     factors = loader.numbers(ROPE_FACTORS, (config.rotary_dims // 2,))
@@ -59,9 +59,9 @@ def rope_factors(loader: WeightLoader, config: ModelConfig) -> NDArray[np.float3
 
 
 def unexpected_tensors(loader: WeightLoader, config: ModelConfig) -> tuple[str, ...]:
-    """Tensors that nobody took, without the MTP layers (behind the trunk) and what only images or sound need.
+    """Tensors that were not taken, apart from the MTP layers (after the trunk) and the parts for images and sound.
 
-    ModelFileError naming one that belongs to a part of the model that is computed: without it the answers would be others.
+    ModelFileError naming one of a part that we compute: ignoring it would change the answers.
     """
     mtp_layers = range(config.num_layers, config.num_layers + config.num_mtp_layers)
     ignored = (*OTHER_SENSES, *(f"blk.{layer}." for layer in mtp_layers))

@@ -1,6 +1,6 @@
 """qwen35: the dense models of Qwen3.5 and later (0.8B to 27B). Gated DeltaNet and gated attention, SwiGLU.
 
-Value heads stand in the file tiled: value head h belongs to key head h % num_key_heads.
+Value heads are tiled: value head h belongs to key head h % num_key_heads.
 The three rotary position components of images are equal for text, which makes the rotation the plain one.
 """
 

@@ -1,6 +1,6 @@
 """qwen3next: Qwen3-Next-80B-A3B, Qwen3-Coder-Next. Gated DeltaNet and gated attention, experts with a shared one.
 
-Value heads stand in the file as Hugging Face has them, grouped by key head: value head h belongs to key head h // r.
+Value heads are in the order of Hugging Face, grouped by key head: value head h belongs to key head h // r.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Weights of a full-attention mixer (ARCH_SPEC 5), and what its architecture adds or leaves out: gate, head norms, biases."""
+"""Weights of a full-attention mixer; gate, head norms and biases exist in some architectures (docs/model_math.md)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from svc.model.model_config import ModelConfig
 class AttentionWeights:
     """H query heads, H_kv key/value heads of head_dim D; rotary over the first `rotary_dims` dimensions of a head."""
 
-    index: int  # number among the attention layers: where its K and V stand in a page (memory/layout.py)
+    index: int  # number among the attention layers: the place of its K and V in a page (memory/layout.py)
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -81,7 +81,7 @@ def has_biases(loader: WeightLoader, layer: int) -> bool:
 
 
 def _projections(loader: WeightLoader, block: str, rows: Sequence[int], width: int) -> list[Any]:
-    """The weights of q, k and v, of so many rows each."""
+    """The weights of q, k and v, with these numbers of rows."""
     if not loader.source.has(f"{block}attn_qkv.weight"):
         return [loader.matrix(f"{block}attn_{name}.weight", size, width) for name, size in zip("qkv", rows, strict=True)]
     fused = loader.source.take(f"{block}attn_qkv.weight", (sum(rows), width))

@@ -1,6 +1,6 @@
-"""Weights of a Gated DeltaNet mixer, whichever way the file stores them (ARCH_SPEC 3 and 6).
+"""Weights of a Gated DeltaNet mixer, in one form for all architectures (docs/model_math.md).
 
-Every architecture's `ssm_ba`, `ssm_in`, `attn_qkv` ... end up in the one form below, so that the ops know one form only.
+Files store them as `ssm_ba`, `ssm_in`, `attn_qkv` and so on; the operations know only the form below.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from svc.model.model_config import ModelConfig
 class DeltaWeights:
     """K = num_key_heads * key_dim, V = num_value_heads * value_dim; channels = 2 K + V in the order q | k | v."""
 
-    index: int  # number among the DeltaNet layers: where its state stands (memory/layout.py)
+    index: int  # number among the DeltaNet layers: the place of its state (memory/layout.py)
     num_key_heads: int
     num_value_heads: int
     key_dim: int
@@ -41,7 +41,7 @@ class DeltaWeights:
 
 @dataclass(frozen=True, slots=True)
 class DeltaProjections:
-    """The four matrices that the input goes through, in the one form of DeltaWeights."""
+    """The four input matrices, in the form of DeltaWeights."""
 
     qkv: Any
     gate: Any
@@ -52,7 +52,7 @@ class DeltaProjections:
 def load_delta(
     loader: WeightLoader, config: ModelConfig, layer: int, projections: DeltaProjections, *, grouped_heads: bool
 ) -> DeltaWeights:
-    """The parts that all architectures store alike, around projections that they do not."""
+    """Loads the parts that all architectures store alike; the projections differ and are given."""
     block = f"blk.{layer}."
     width, values = config.hidden_size, config.num_value_heads * config.value_dim
     heads = (config.num_value_heads,)

@@ -19,7 +19,7 @@ class DenseFfnWeights:
 
 
 def load_dense_ffn(loader: WeightLoader, config: ModelConfig, layer: int, *, norm: str) -> DenseFfnWeights:
-    """`norm`: the architecture's name for the norm in front, "post_attention_norm" or "ffn_norm"."""
+    """`norm`: the architecture's name for the input norm, "post_attention_norm" or "ffn_norm"."""
     block = f"blk.{layer}."
     width, size = config.hidden_size, config.feed_forward_size
     if loader.source.has(f"{block}ffn_gate_inp.weight"):

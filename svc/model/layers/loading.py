@@ -1,4 +1,4 @@
-"""Loading: takes tensors out of a file by name and shape and hands them to a backend."""
+"""Loading: takes tensors from a file by name and shape and passes them to a backend."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ Vector = Any  # a small float32 array of a backend
 class WeightStore(Protocol):
     """The part of a backend that takes weights."""
 
-    copies_weights: bool  # `weight` reads all of a tensor; otherwise it may keep the map
+    copies_weights: bool  # `weight` reads the whole tensor; otherwise it may keep the mapped file
 
     def weight(self, tensor: GgufTensor, progress: Callable[[int], None] | None = None) -> Weight: ...
 
@@ -40,8 +40,8 @@ class NoStore:
 class WeightLoader:
     """One load of one file into one backend. Counts bytes for `progress`.
 
-    With `read_in` the data is read from the disk on the way, for a backend that copies weights: as it copies them.
-    Without, a backend that uses the map leaves that to the first step.
+    With `read_in` the data is read from the disk during the load. Otherwise a backend that uses the mapped file leaves the
+    reading to the first step.
     """
 
     def __init__(self, source: WeightSource, store: WeightStore, progress: Progress | None = None, read_in: bool = True) -> None:
@@ -65,7 +65,7 @@ class WeightLoader:
         return self._small(self.source.take(name, [shape, alternative]), shape)
 
     def vectors(self, name: str, sizes: Sequence[int]) -> list[Any]:
-        """Small float arrays of these sizes that one tensor holds one behind the other."""
+        """Small float arrays of these sizes, concatenated in one tensor."""
         whole = self.numbers(name, (sum(sizes),))
         return [self._store.vector(part) for part in np.split(whole, np.cumsum(sizes)[:-1])]
 
@@ -76,7 +76,7 @@ class WeightLoader:
         return tensor.dequantize().reshape(shape)
 
     def prepare(self, tensor: GgufTensor) -> Any:
-        """A weight from a tensor taken already, whole or a part of one."""
+        """A weight from a tensor, or from a part of one, that was taken already."""
         if self._store.copies_weights:
             weight = self._store.weight(tensor, self._report)
             self._done_bytes += tensor.nbytes
@@ -85,7 +85,7 @@ class WeightLoader:
         return self._store.weight(tensor)
 
     def finish(self) -> None:
-        """Says that all bytes are done: what nobody takes is not loaded but is no longer waited for either."""
+        """Reports all bytes as done, including tensors that are not used."""
         if self._progress:
             self._progress(self._total_bytes, self._total_bytes)
 

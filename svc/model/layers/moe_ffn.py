@@ -1,4 +1,4 @@
-"""Weights of a mixture-of-experts feed-forward layer (ARCH_SPEC 7)."""
+"""Weights of a mixture-of-experts feed-forward layer (docs/model_math.md)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from svc.model.model_config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class MoeFfnWeights:
-    """E experts of size F, `num_used` of them per token; shared expert parts are None where the architecture has none."""
+    """E experts of size F, `num_used` of them per token; shared expert parts are None if the architecture has none."""
 
     num_experts: int
     num_used: int
@@ -27,7 +27,7 @@ class MoeFfnWeights:
 
 
 def load_moe_ffn(loader: WeightLoader, config: ModelConfig, layer: int, *, norm: str) -> MoeFfnWeights:
-    """`norm`: the architecture's name for the norm in front. Gate and up experts may be fused (gate rows, then up rows)."""
+    """`norm`: the architecture's name for the input norm. Gate and up experts may be fused (gate rows, then up rows)."""
     block = f"blk.{layer}."
     width, size, count = config.hidden_size, config.expert_size, config.num_experts
     if loader.source.has(f"{block}ffn_gate_up_exps.weight"):

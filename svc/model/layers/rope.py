@@ -1,6 +1,6 @@
 """Rotary angles by position: pair j of a head's dimensions turns by position * base ** (-2 j / rotary).
 
-Which two dimensions are a pair is the architecture's choice (layers/attention.py).
+The architecture chooses which two dimensions are a pair (layers/attention.py).
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-BLOCK = 1024  # positions computed at once, always the same ones together, so that a row's bits depend on its position only
+BLOCK = 1024  # positions computed at once, in fixed groups, so that the bits of a row depend on its position only
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,33 +18,33 @@ class RopeScaling:
     """Context extension: `factor` times the `original_context` (tokens) the model was trained for.
 
     Pairs of dimensions that turn more than `beta_fast` times over the original context keep their angle, those that turn less
-    than `beta_slow` times have it divided by `factor`, and those between are mixed (YaRN, arXiv 2309.00071, and the same as
-    ggml computes it). `extrapolation` is how much of that is done, from 0 to 1: with 0 every pair is divided ("linear").
+    than `beta_slow` times have it divided by `factor`, and those between are mixed (YaRN, arXiv 2309.00071, computed as in ggml).
+    `extrapolation` is the share of that, from 0 to 1: with 0 every angle is divided ("linear").
     """
 
     kind: Literal["linear", "yarn"]
     factor: float
     original_context: int
     extrapolation: float = 1.0
-    attention_factor: float = 1.0  # multiplies cos and sin, besides what YaRN itself makes of the factor
+    attention_factor: float = 1.0  # multiplies cos and sin, beside YaRN's own correction
     beta_fast: float = 32.0
     beta_slow: float = 1.0
 
     @property
     def context(self) -> int:
-        """The longest sequence it is made for, in tokens."""
+        """The longest sequence it supports, in tokens."""
         return int(self.factor * self.original_context)
 
     @property
     def magnitude(self) -> float:
-        """What cos and sin are multiplied with. Linear scaling has no such correction of its own."""
+        """The factor of cos and sin. Linear scaling has no correction of its own."""
         return self.attention_factor * (1 + 0.1 * math.log(self.factor) if self.extrapolation else 1.0)
 
     def inverse_frequencies(self, rotary_dims: int, base: float) -> NDArray[np.float64]:
         """Radians per position, [rotary / 2]."""
 
         def pair_turning(times: float) -> float:
-            """The (fractional) pair that makes so many turns over the original context."""
+            """The (fractional) pair that turns `times` times over the original context."""
             return rotary_dims * math.log(self.original_context / (times * 2 * math.pi)) / (2 * math.log(base))
 
         plain = inverse_frequencies(rotary_dims, base)
@@ -76,7 +76,7 @@ class RopeTable:
     def of(
         cls, rotary_dims: int, base: float, scaling: RopeScaling | None = None, factors: NDArray[np.float32] | None = None
     ) -> "RopeTable":
-        """`factors`: [rotary / 2], what each frequency is divided by, scaled or not (Llama 3)."""
+        """`factors`: [rotary / 2], divisors of the frequencies, scaled or not (Llama 3)."""
         divisors = 1.0 if factors is None else factors.astype(np.float64)
         if scaling is None:
             return cls(inverse_frequencies(rotary_dims, base) / divisors)
@@ -91,7 +91,7 @@ class RopeTable:
     def _grow(self, num_positions: int) -> None:
         if num_positions <= len(self._cos):
             return
-        # At least double, or a long prefill would copy the table once per block.
+        # At least double; otherwise a long prefill would copy the table once per block.
         target = max(num_positions, 2 * len(self._cos))
         starts = range(len(self._cos), target, BLOCK)
         angles = [np.arange(s, s + BLOCK, dtype=np.float64)[:, None] * self._inverse_frequencies for s in starts]

@@ -27,7 +27,19 @@ from tests.compute.cpu.test_elementwise import same_bits
 
 ROOT = Path(__file__).parents[3]
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
-SOURCES = ("runtime", "pool", "level", "quant", "embed", "elementwise", "matmul", "float_matmul", "int_matmul", "output_head")
+SOURCES = (
+    "runtime",
+    "pool",
+    "level",
+    "quant",
+    "embed",
+    "elementwise",
+    "matmul",
+    "float_matmul",
+    "int_activations",
+    "int_matmul",
+    "output_head",
+)
 # Level -> a processor that has it and nothing newer.
 PROCESSORS = {"neon": "cortex-a57", "neon-dotprod": "cortex-a76"}
 Float32 = NDArray[np.float32]
@@ -81,22 +93,7 @@ def build(level: str, folder: Path) -> Path:
     exec(compile(setup, "setup.py", "exec"), names)
     flags = [*(flag for flag in names["FLAGS"] if flag not in ("-O3", "-shared", "-fPIC")), *names["LEVEL_FLAGS"]["aarch64"][level]]
     csrc, program = ROOT / names["SOURCES"], folder / "driver"
-    sources = [
-        csrc / f"{name}.c"
-        for name in (
-            "int_matmul",
-            "float_matmul",
-            "quant",
-            "embed",
-            "output_head",
-            "elementwise",
-            "level",
-            "runtime",
-            "matmul",
-            "pool",
-        )
-    ]
-    sources.append(Path(__file__).parent / "arm" / "driver.c")
+    sources = [*(csrc / f"{name}.c" for name in SOURCES), Path(__file__).parent / "arm" / "driver.c"]
     objects = [str(folder / f"{source.stem}.o") for source in sources]
     compilers = [
         subprocess.Popen([COMPILER, *flags, "-O1", f"-I{csrc}", "-c", str(source), "-o", out])

@@ -16,6 +16,7 @@ from svc.compute.cuda import cupy_device
 from svc.compute.cuda.device import Device
 from svc.compute.cuda.ops import CudaOps
 from svc.compute.model_file import open_model
+from svc.compute.ops import StepSizes
 from svc.config import Config
 from svc.errors import BackendUnavailableError, ConfigError, MemoryBudgetError, ModelFileError
 from svc.memory.plan import MemoryPlan
@@ -82,9 +83,9 @@ def test_which_gpu(device: str, index: int, emulated: list[int], logger: Any, ca
 def test_exact(exact: bool, emulated: list[int], logger: Any) -> None:
     """The setting reaches the device: with it no memory is planned for chunks of the delta rule and splits of attention."""
     config, _ = open_model(MODEL)
-    sizes = (config, config.memory_layout(16, "f16"), 4, 64, 64)
+    sizes = StepSizes(config, config.memory_layout(16, "f16"), 4, 64, 64)
     found, other = (model_loading.choose_ops(Config(device="cuda", exact=value), logger) for value in (exact, not exact))
-    planned, otherwise = (ops.bytes_for_steps(*sizes) for ops in (found, other))  # type: ignore[attr-defined]
+    planned, otherwise = (ops.bytes_for_steps(sizes) for ops in (found, other))  # type: ignore[attr-defined]
     assert (planned < otherwise) == exact
 
 
@@ -155,7 +156,7 @@ def test_sizes_without_kernels(emulated: list[int], logger: Any, change: dict[st
     config, _ = open_model(MODEL)
     ops, layout = model_loading.choose_ops(Config(device="cuda"), logger), config.memory_layout(16, "f16")
     with pytest.raises(ModelFileError, match=str(*change.values())):
-        ops.bytes_for_caches(replace(config, **change), layout, 1, 64, 64, 0)  # type: ignore[arg-type]
+        ops.bytes_for_caches(StepSizes(replace(config, **change), layout, 1, 64, 64), 0)  # type: ignore[arg-type]
 
 
 def test_too_small_a_gpu(monkeypatch: pytest.MonkeyPatch, logger: Any) -> None:

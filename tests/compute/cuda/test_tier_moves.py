@@ -61,7 +61,7 @@ class HostDoesNotWait(TierMoves):
     """Moves are called over when they have been queued."""
 
     def over(self, *, all_of_them: bool) -> int:
-        return self._under_way[-1].last if self._under_way else self._over
+        return self._pending[-1].last if self._pending else self._over
 
 
 class MoveRig:
@@ -155,7 +155,7 @@ def test_moves_are_over_when_their_event_is_done() -> None:
     rig.step(StepBatch(moves=[Move(SNAPSHOT, 0, 0), Move(SNAPSHOT, 1, 1)]))
     rig.step(StepBatch(moves=[Move(ROW, 1, 0)]))
     assert rig.tier_moves.over(all_of_them=False) == 0
-    first = rig.tier_moves._under_way[0]
+    first = rig.tier_moves._pending[0]
     first.done.synchronize()
     assert rig.tier_moves.over(all_of_them=False) == 2
     assert rig.tier_moves.over(all_of_them=True) == 3

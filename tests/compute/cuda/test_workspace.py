@@ -10,6 +10,7 @@ import pytest
 from svc.compute.backend import Capture, Chunk, History, PageCopy, RowSnapshot, Sample, Score, StepBatch
 from svc.compute.cuda.ops import CudaOps
 from svc.compute.model_file import open_model
+from svc.compute.ops import StepSizes
 from svc.compute.runner import MAX_LOGIT_ROWS, ModelRunner
 from svc.compute.sampling.params import SamplingParams
 from svc.memory.plan import MemoryPlan
@@ -35,7 +36,7 @@ class Server:
         ops = CudaOps(self.device, exact=exact)
         config, source = open_model(GGUF / f"{file}.gguf")
         self.plan = MemoryPlan(config.memory_layout(16, "f16"), 2 * PAGES * rows, rows, 5 * rows)
-        self.planned = ops.bytes_for_steps(config, self.plan.layout, rows, tokens, MAX_LOGIT_ROWS)
+        self.planned = ops.bytes_for_steps(StepSizes(config, self.plan.layout, rows, tokens, MAX_LOGIT_ROWS))
         model = load_model(source, config, ops) if weights else cast(Model, SimpleNamespace(config=config))
         before = self.free
         self.runner = ModelRunner(model, ops, self.plan, tokens)

@@ -1,23 +1,18 @@
-/* Gated full attention (ARCH_SPEC 5), one call per layer. Keys and values of all tokens go to the pages first; attention then reads
- * only pages, so a result does not depend on which tokens share a step.
+/* Full attention, gated or not, one call per layer (docs/model_math.md). Keys and values of all tokens go to the pages first; attention
+ * then reads only pages, so a result does not depend on the tokens that share a step.
  *
  * The canonical order for a query at position p: absolute segments of 512 positions; in a segment absolute tiles of 16 keys, online
  * softmax from tile to tile; segments are merged in rising order. Scores are canonical dot products over the head dimension, a value
  * column sums keys in rising order. Positions beyond p are never read (fresh pages may hold NaN). */
-#include "simd_math.h"
+#include "attention_tile.h"
 #include "matmul.h"
 #include "ops.h"
 
-#define TILE 16     /* keys; divides page_tokens */
 #define SEGMENT 512 /* positions */
 #define BLOCK 16    /* tokens whose queries share the loaded tiles */
 
-typedef struct { /* running softmax of one query: sum of weights and weighted values relative to `top` */
-    float top, weight;
-} softmax_state;
-
 typedef struct {
-    runtime *e;
+    runtime *rt;
     const attention_layer *l;
     const step_inputs *in;
     const caches *c;
@@ -25,14 +20,14 @@ typedef struct {
     int query_width;        /* floats of a query head in `raw_query`: D, or 2 D with the gate */
     size_t query_ld, kv_ld; /* row lengths of raw_query; of raw_key and raw_value */
     size_t layer_offset;    /* of this layer's keys in a page, in elements */
-    size_t values_offset;   /* of the values behind them */
+    size_t values_offset;   /* from a layer's keys to its values */
     float *raw_query, *raw_key, *raw_value;
     float *query;  /* [T][H][D] normed, rotated, scaled */
     float *result; /* [T][H * D padded] */
     size_t result_ld;
     const struct block *blocks;
-    int first_segment, num_segments; /* those under way, when segments are separate tasks */
-    int is_last;                     /* none is left after these */
+    int first_segment, num_segments; /* in flight, if segments are separate tasks */
+    int is_last;                     /* these are the last segments */
     float *partial;                  /* [T][H][num_segments][D + 16]: values, then top and weight */
     float *total;                    /* [T][H][D + 16]: the same, of all segments so far */
 } attention_job;
@@ -111,7 +106,7 @@ static void prepare_task(void *context, int token, int worker) {
     const attention_job *j = context;
     const attention_layer *l = j->l;
     size_t dim = (size_t)l->head_dim;
-    float *buffer = j->e->scratch[worker];
+    float *buffer = j->rt->scratch[worker];
     f32x16 scale = v_set1(1.0f / sqrtf((float)l->head_dim));
     for (int h = 0; h < l->num_heads; h++) {
         float *raw = j->raw_query + (size_t)token * j->query_ld + (size_t)(h * j->query_width);
@@ -133,98 +128,7 @@ static void prepare_task(void *context, int token, int worker) {
     }
 }
 
-/* -- one query, one tile of keys ------------------------------------------------------------------------------------------------ */
-
-/* Keys of a tile stand as [D / 16][TILE][16], so that sixteen keys are a fixed distance apart. */
-#if SIMD_AVX512
-#define KEYS_AT_ONCE 16
-#else
-#define KEYS_AT_ONCE 4
-#endif
-
-/* The canonical dot products of a query with the keys of a tile. */
-static f32x16 tile_scores(const float *query, const float *keys, size_t dim) {
-    f32x16 sums[TILE];
-    for (int first = 0; first < TILE; first += KEYS_AT_ONCE) {
-        f32x16 part[KEYS_AT_ONCE];
-#pragma GCC unroll 16
-        for (int i = 0; i < KEYS_AT_ONCE; i++) {
-            part[i] = v_zero();
-        }
-        const float *key = keys + first * LANES;
-        for (size_t d = 0; d < dim; d += LANES, key += TILE * LANES) {
-            f32x16 q = v_load(query + d);
-#pragma GCC unroll 16
-            for (int i = 0; i < KEYS_AT_ONCE; i++) {
-                part[i] = v_madd(q, v_load(key + i * LANES), part[i]);
-            }
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < KEYS_AT_ONCE; i++) {
-            sums[first + i] = part[i];
-        }
-    }
-    return v_sum16(sums);
-}
-
-#define VALUE_VECTORS (SIMD_AVX512 ? 8 : 4) /* columns / 16 whose sums stand in registers */
-
-ALWAYS_INLINE void add_values(int vectors, const float *weights, int num_keys, const float *values, size_t dim, f32x16 keep, float *sum) {
-    f32x16 total[VALUE_VECTORS];
-#pragma GCC unroll 8
-    for (int i = 0; i < vectors; i++) {
-        total[i] = v_mul(v_load(sum + i * LANES), keep);
-    }
-    for (int key = 0; key < num_keys; key++) {
-        f32x16 weight = v_set1(weights[key]);
-#pragma GCC unroll 8
-        for (int i = 0; i < vectors; i++) {
-            total[i] = v_madd(weight, v_load(values + (size_t)key * dim + i * LANES), total[i]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < vectors; i++) {
-        v_store(sum + i * LANES, total[i]);
-    }
-}
-
-static void attend_tile(const float *query, const float *keys, const float *values, int num_keys, size_t dim, softmax_state *state, float *sum) {
-    float scores[TILE], weights[TILE];
-    f32x16 score = tile_scores(query, keys, dim);
-    if (num_keys < TILE) { /* the other keys' scores are thrown away */
-        v_store(scores, score);
-        for (int i = num_keys; i < TILE; i++) {
-            scores[i] = -INFINITY;
-        }
-        score = v_load(scores);
-    }
-    float tile_top = v_hmax(score), top = tile_top > state->top ? tile_top : state->top;
-    f32x16 weight = v_exp(v_sub(score, v_set1(top))); /* zero where there is no key */
-    v_store(weights, weight);
-    float keep = exp_one(state->top - top);
-    state->weight = fmaf(state->weight, keep, v_sum(weight));
-    state->top = top;
-    size_t d = 0;
-    for (; d + VALUE_VECTORS * LANES <= dim; d += VALUE_VECTORS * LANES) {
-        add_values(VALUE_VECTORS, weights, num_keys, values + d, dim, v_set1(keep), sum + d);
-    }
-    for (; d < dim; d += LANES) {
-        add_values(1, weights, num_keys, values + d, dim, v_set1(keep), sum + d);
-    }
-}
-
-/* Merges a later segment into what came before: total = total e^(top - new top) + segment e^(its top - new top). */
-static void merge(softmax_state *state, float *sum, const softmax_state *other, const float *other_sum, size_t dim) {
-    float top = other->top > state->top ? other->top : state->top;
-    float keep = exp_one(state->top - top), take = exp_one(other->top - top);
-    state->weight = fmaf(other->weight, take, state->weight * keep);
-    state->top = top;
-    for (size_t d = 0; d < dim; d += LANES) {
-        v_store(sum + d, v_madd(v_load(other_sum + d), v_set1(take), v_mul(v_load(sum + d), v_set1(keep))));
-    }
-}
-
-static const softmax_state nothing = {-INFINITY, 0.0f};
+/* -- a block of queries ----------------------------------------------------------------------------------------------------------- */
 
 /* Divides by the weights, applies the output gate and stores the head's result. */
 static void finish_query(const attention_job *j, int token, int head, const softmax_state *state, const float *sum) {
@@ -237,8 +141,6 @@ static void finish_query(const attention_job *j, int token, int head, const soft
         v_store(out + d, j->l->gated ? v_mul(value, v_sigmoid(v_load(gate + d))) : value);
     }
 }
-
-/* -- a block of tokens x the query heads of one key head --------------------------------------------------------------------------- */
 
 typedef struct {
     float *keys, *values;      /* [D / 16][TILE][16]; [TILE][D] */
@@ -253,7 +155,7 @@ static size_t block_scratch_floats(const attention_layer *l) {
 
 static block_scratch carve(const attention_job *j, int worker) {
     size_t dim = (size_t)j->l->head_dim, queries = (size_t)BLOCK * (size_t)(j->l->num_heads / j->l->num_kv_heads);
-    float *p = j->e->scratch[worker];
+    float *p = j->rt->scratch[worker];
     block_scratch s = {.keys = p, .values = p + TILE * dim, .sums = p + 2 * TILE * dim};
     s.totals = s.sums + queries * dim;
     s.sum_states = (softmax_state *)(s.totals + queries * dim);
@@ -273,7 +175,7 @@ static void attend_segment(const attention_job *j, const struct block *b, int kv
     int end = min_int((segment + 1) * SEGMENT, last + 1);
     for (int start = segment * SEGMENT; start < end; start += TILE) {
         int present = min_int(TILE, end - start);
-        size_t place = cache_row(j, b->sequence, start, kv_head); /* a tile lies in one page, its rows one after the other */
+        size_t place = cache_row(j, b->sequence, start, kv_head); /* a tile is inside one page, its rows contiguous */
         for (int i = 0; i < present; i++) {
             read_row(j, place + (size_t)i * dim, s->keys + i * LANES, TILE * LANES);
             read_row(j, place + (size_t)i * dim + j->values_offset, s->values + (size_t)i * dim, LANES);
@@ -315,7 +217,7 @@ static void block_task(void *context, int task, int worker) {
 
 /* -- long contexts, few tokens: segments as separate tasks, merged afterwards in the same order ------------------------------------
  *
- * A range of segments at a time: what all of them leave together would be gigabytes for a long prompt behind a long context. */
+ * A range of segments at a time: the partial results of all would be gigabytes for a long prompt after a long context. */
 
 ALWAYS_INLINE size_t partial_floats(const attention_layer *l) { return (size_t)(l->head_dim + LANES); }
 
@@ -368,32 +270,32 @@ static void merge_task(void *context, int query, int worker) {
 }
 
 static void attend_by_segments(attention_job *j, int tasks, int segments) {
-    runtime *e = j->e;
+    runtime *rt = j->rt;
     size_t queries = (size_t)j->in->num_tokens * (size_t)j->l->num_heads, size = queries * partial_floats(j->l);
-    size_t most = e->most_partial_bytes / (size * sizeof(float));
+    size_t most = rt->most_partial_bytes / (size * sizeof(float));
     int at_once = most < 1 ? 1 : most < (size_t)segments ? (int)most : segments;
-    j->total = arena_floats(e, size);
-    j->partial = arena_floats(e, size * (size_t)at_once);
-    if (e->out_of_memory) {
+    j->total = arena_floats(rt, size);
+    j->partial = arena_floats(rt, size * (size_t)at_once);
+    if (rt->out_of_memory) {
         return;
     }
     for (int first = 0; first < segments; first += at_once) {
         j->first_segment = first;
         j->num_segments = min_int(at_once, segments - first);
         j->is_last = first + j->num_segments == segments;
-        pool_run(e->threads, segment_task, j, tasks * j->num_segments);
-        pool_run(e->threads, merge_task, j, (int)queries);
+        pool_run(rt->threads, segment_task, j, tasks * j->num_segments);
+        pool_run(rt->threads, merge_task, j, (int)queries);
     }
 }
 
-/* -- the whole op --------------------------------------------------------------------------------------------------------------------- */
+/* -- the operation --------------------------------------------------------------------------------------------------------------------- */
 
-static struct block *make_blocks(runtime *e, const step_inputs *in, int *count) {
+static struct block *make_blocks(runtime *rt, const step_inputs *in, int *count) {
     *count = 0;
     for (int s = 0; s < in->num_sequences; s++) {
         *count += div_up(in->cu_seqlens[s + 1] - in->cu_seqlens[s], BLOCK);
     }
-    struct block *blocks = arena_bytes(e, (size_t)*count * sizeof *blocks), *next = blocks;
+    struct block *blocks = arena_bytes(rt, (size_t)*count * sizeof *blocks), *next = blocks;
     for (int s = 0; blocks && s < in->num_sequences; s++) {
         for (int first = in->cu_seqlens[s]; first < in->cu_seqlens[s + 1]; first += BLOCK) {
             *next++ = (struct block){s, first, min_int(BLOCK, in->cu_seqlens[s + 1] - first)};
@@ -402,7 +304,7 @@ static struct block *make_blocks(runtime *e, const step_inputs *in, int *count) 
     return blocks;
 }
 
-/* One behind the highest position of the step. */
+/* The highest position of the step, plus one. */
 static int end_of_step(const step_inputs *in) {
     int last = 0;
     for (int t = 0; t < in->num_tokens; t++) {
@@ -413,52 +315,52 @@ static int end_of_step(const step_inputs *in) {
 
 static void attend(attention_job *j, int num_blocks) {
     int tasks = num_blocks * j->l->num_kv_heads, end = end_of_step(j->in), segments = div_up(end, SEGMENT);
-    if (segments > 1 && tasks < 4 * pool_threads(j->e->threads)) {
+    if (segments > 1 && tasks < 4 * pool_threads(j->rt->threads)) {
         attend_by_segments(j, tasks, segments);
     } else {
         size_t queries = (size_t)j->in->num_tokens * (size_t)j->l->num_heads;
-        run_tasks(j->e, block_task, j, tasks, 2 * queries * (size_t)end * (size_t)j->l->head_dim);
+        run_tasks(j->rt, block_task, j, tasks, 2 * queries * (size_t)end * (size_t)j->l->head_dim);
     }
 }
 
 /* hidden [T][C] += attention(norm(hidden)). head_dim is a multiple of 16. */
-EXPORT int hr_attention_mixer(runtime *e, float *hidden, const attention_layer *l, const step_inputs *in, const caches *c) {
-    arena_reset(e);
+EXPORT int hr_attention_mixer(runtime *rt, float *hidden, const attention_layer *l, const step_inputs *in, const caches *c) {
+    arena_reset(rt);
     int num_blocks, size = l->query.cols;
     size_t tokens = (size_t)in->num_tokens, ld = ROUND_LANES(size), dim = (size_t)l->head_dim;
-    attention_job j = {.e = e, .l = l, .in = in, .c = c, .sequence = sequence_of_token(e, in), .blocks = make_blocks(e, in, &num_blocks)};
+    attention_job j = {.rt = rt, .l = l, .in = in, .c = c, .sequence = sequence_of_token(rt, in), .blocks = make_blocks(rt, in, &num_blocks)};
     j.query_width = l->head_dim * (l->gated ? 2 : 1);
     j.query_ld = (size_t)(l->num_heads * j.query_width);
     j.kv_ld = (size_t)l->num_kv_heads * dim;
     j.values_offset = j.kv_ld * (size_t)c->page_tokens;
     j.layer_offset = (size_t)l->index * 2 * j.values_offset;
     j.result_ld = (size_t)l->num_heads * dim;
-    float *normed = arena_floats(e, tokens * ld);
-    j.raw_query = arena_floats(e, tokens * j.query_ld);
-    j.raw_key = arena_floats(e, tokens * j.kv_ld);
-    j.raw_value = arena_floats(e, tokens * j.kv_ld);
-    j.query = arena_floats(e, tokens * j.result_ld);
-    j.result = arena_floats(e, tokens * j.result_ld);
-    reserve_scratch(e, block_scratch_floats(l));
-    if (e->out_of_memory) {
+    float *normed = arena_floats(rt, tokens * ld);
+    j.raw_query = arena_floats(rt, tokens * j.query_ld);
+    j.raw_key = arena_floats(rt, tokens * j.kv_ld);
+    j.raw_value = arena_floats(rt, tokens * j.kv_ld);
+    j.query = arena_floats(rt, tokens * j.result_ld);
+    j.result = arena_floats(rt, tokens * j.result_ld);
+    reserve_scratch(rt, block_scratch_floats(l));
+    if (rt->out_of_memory) {
         return -1;
     }
-    norm_tokens(e, hidden, l->input_norm, l->epsilon, in->num_tokens, size, normed);
+    norm_tokens(rt, hidden, l->input_norm, l->epsilon, in->num_tokens, size, normed);
     product inputs[] = {
         {.weight = &l->query, .x = normed, .ldx = ld, .num_tokens = in->num_tokens, .out = j.raw_query, .ldo = j.query_ld},
         {.weight = &l->key, .x = normed, .ldx = ld, .num_tokens = in->num_tokens, .out = j.raw_key, .ldo = j.kv_ld},
         {.weight = &l->value, .x = normed, .ldx = ld, .num_tokens = in->num_tokens, .out = j.raw_value, .ldo = j.kv_ld},
     };
-    run_products(e, inputs, 3);
-    if (e->out_of_memory) {
+    run_products(rt, inputs, 3);
+    if (rt->out_of_memory) {
         return -1;
     }
-    run_tasks(e, prepare_task, &j, in->num_tokens, 8 * tokens * j.query_ld);
+    run_tasks(rt, prepare_task, &j, in->num_tokens, 8 * tokens * j.query_ld);
     attend(&j, num_blocks);
     product output = {.weight = &l->output, .x = j.result, .ldx = j.result_ld, .num_tokens = in->num_tokens,
                       .out = hidden, .ldo = (size_t)size, .add = 1};
-    if (!e->out_of_memory) {
-        run_products(e, &output, 1);
+    if (!rt->out_of_memory) {
+        run_products(rt, &output, 1);
     }
-    return e->out_of_memory ? -1 : 0;
+    return rt->out_of_memory ? -1 : 0;
 }

@@ -16,12 +16,12 @@ static void copy_task(void *context, int task, int worker) {
     memcpy(j->to + start, j->from + start, rest < PIECE ? rest : PIECE);
 }
 
-/* Block pairs[2 i + from_side] of `from` to block pairs[2 i + 1 - from_side] of `to`, one pair after the other. */
-EXPORT int hr_copy_blocks(runtime *e, char *to, const char *from, const int32_t *pairs, int n, int from_side, int64_t block_bytes) {
+/* Block pairs[2 i + from_side] of `from` to block pairs[2 i + 1 - from_side] of `to`, in order. */
+EXPORT int hr_copy_blocks(runtime *rt, char *to, const char *from, const int32_t *pairs, int n, int from_side, int64_t block_bytes) {
     for (int i = 0; i < n; i++) {
         copy_job j = {to + pairs[2 * i + 1 - from_side] * block_bytes, from + pairs[2 * i + from_side] * block_bytes, (size_t)block_bytes};
         if (j.to != j.from) {
-            pool_run(e->threads, copy_task, &j, (int)((j.bytes + PIECE - 1) / PIECE));
+            pool_run(rt->threads, copy_task, &j, (int)((j.bytes + PIECE - 1) / PIECE));
         }
     }
     return 0;

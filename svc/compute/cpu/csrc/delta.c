@@ -1,5 +1,5 @@
-/* Gated DeltaNet mixer (ARCH_SPEC 6), one call per layer: norm, projections, convolution, gates, the recurrence token by token, gated
- * norm, output projection. Phases are parallel over tokens, or over (sequence, value head, panel of value columns) in the recurrence.
+/* Gated DeltaNet mixer, one call per layer (docs/model_math.md): norm, projections, convolution, gates, the recurrence token by token,
+ * gated norm, output projection. Phases are parallel over tokens, or over (sequence, value head, panel of value columns) in the recurrence.
  *
  * State of a value head: [key_dim][value_dim], value columns in lanes. Sums over the key dimension run in rising k, one fused
  * multiply-add per k and column, so no horizontal sums and no dependence on the panel width. */
@@ -7,11 +7,11 @@
 #include "matmul.h"
 #include "ops.h"
 
-#define PANEL 64 /* value columns at once: 64 x 128 floats are 32 KiB, which stay in L1 while the tokens pass */
-#define WIDE_PANEL (SIMD_AVX512 ? 128 : PANEL) /* for a single token, which reads the state from far: whole rows, if registers hold them */
+#define PANEL 64 /* value columns at once: 64 x 128 floats are 32 KiB, which stay in L1 for all tokens */
+#define WIDE_PANEL (SIMD_AVX512 ? 128 : PANEL) /* for a single token, which reads the state from memory: whole rows, if registers hold them */
 
 typedef struct {
-    runtime *e;
+    runtime *rt;
     const delta_layer *l;
     const step_inputs *in;
     const caches *c;
@@ -99,7 +99,7 @@ typedef struct {
  * One pass over the panel ends a token and begins the next, so that a prefill loads and stores the state once per token. */
 #define EACH_VECTOR _Pragma("GCC unroll 8") for (int i = 0; i < vectors; i++)
 
-/* Begins a token: `seen` of the decayed state. It is kept in `to` if there is one, or else made again by `end_token`. */
+/* Begins a token: `seen` of the decayed state, which is stored in `to` or, if that is NULL, computed again by `end_token`. */
 ALWAYS_INLINE void begin_token(int vectors, int key_dim, const head_token *h, const float *from, size_t ld_from, float *to, f32x16 *seen) {
     f32x16 decay = v_set1(h->decay);
     EACH_VECTOR { seen[i] = v_zero(); }
@@ -115,8 +115,8 @@ ALWAYS_INLINE void begin_token(int vectors, int key_dim, const head_token *h, co
     }
 }
 
-/* Ends a token; `decay`: `from` has not decayed yet. With `next`, what is stored is the state as the next token begins with it.
- * `fetch`: a panel that will be wanted soon, or NULL. */
+/* Ends a token; `decay`: `from` has not decayed yet. With `next`, the stored state has decayed for the next token already.
+ * `fetch`: a panel to prefetch, or NULL. */
 ALWAYS_INLINE void end_token(int vectors, int key_dim, const head_token *h, const float *decay, const float *from, size_t ld_from, float *to, size_t ld_to, const head_token *next, const float *fetch, f32x16 *seen) {
     f32x16 delta[WIDE_PANEL / LANES], sum[WIDE_PANEL / LANES], beta = v_set1(h->beta), before = v_set1(decay ? *decay : 1.0f), after = v_set1(next ? next->decay : 1.0f);
     EACH_VECTOR {
@@ -234,7 +234,7 @@ ALWAYS_INLINE int panels_per_head(const delta_job *j) { return div_up(j->l->valu
 
 ALWAYS_INLINE int tasks_per_sequence(const delta_job *j) { return div_up(j->l->num_value_heads * panels_per_head(j), j->task_panels) + 1; }
 
-/* A panel at a time; what is left of a head is covered by narrower ones. */
+/* A panel at a time; narrower ones cover the rest of a head. */
 static void run_columns(const delta_job *j, int sequence, int head, int column, const float *fetch, float *panel) {
     for (int left = min_int(j->panel, j->l->value_dim - column); left;) {
         int width = left >= WIDE_PANEL ? WIDE_PANEL : left >= 64 ? 64 : left >= 32 ? 32 : 16;
@@ -258,15 +258,15 @@ static void recurrence_task(void *context, int task, int worker) {
         const float *states = live_state(j, sequence) + j->recurrent_offset; /* [heads][key_dim][value_dim] */
         int fetches = i + 1 < end && j->panel == j->l->value_dim;
         const float *fetch = fetches ? states + (size_t)(head + 1) * (size_t)j->l->key_dim * (size_t)j->l->value_dim : NULL;
-        run_columns(j, sequence, head, column, fetch, j->e->scratch[worker]);
+        run_columns(j, sequence, head, column, fetch, j->rt->scratch[worker]);
     }
 }
 
-/* Single tokens read whole states once, so heads that stand side by side make a task; more tokens work in the cache. */
+/* A single token reads whole states once, so a task is several neighbouring heads; more tokens work in the cache. */
 static void plan_recurrence(delta_job *j) {
     int single = j->in->num_tokens == j->in->num_sequences;
     j->panel = single ? WIDE_PANEL : PANEL;
-    int panels = j->in->num_sequences * j->l->num_value_heads * panels_per_head(j), wanted = panels / (4 * pool_threads(j->e->threads));
+    int panels = j->in->num_sequences * j->l->num_value_heads * panels_per_head(j), wanted = panels / (4 * pool_threads(j->rt->threads));
     j->task_panels = single ? min_int(wanted < 1 ? 1 : wanted, 8) : 1;
 }
 
@@ -294,14 +294,14 @@ static void project(delta_job *j, const float *normed, size_t ld) {
         {.weight = &l->beta, .x = normed, .ldx = ld, .num_tokens = tokens, .out = j->beta, .ldo = (size_t)j->padded_heads},
         {.weight = &l->alpha, .x = normed, .ldx = ld, .num_tokens = tokens, .out = j->decay, .ldo = (size_t)j->padded_heads},
     };
-    run_products(j->e, products, 4);
+    run_products(j->rt, products, 4);
 }
 
 /* hidden [T][C] += mixer(norm(hidden)); advances live rows and writes captured snapshots. key_dim and value_dim are multiples of 16. */
-EXPORT int hr_delta_mixer(runtime *e, float *hidden, const delta_layer *l, const step_inputs *in, const caches *c) {
-    arena_reset(e);
+EXPORT int hr_delta_mixer(runtime *rt, float *hidden, const delta_layer *l, const step_inputs *in, const caches *c) {
+    arena_reset(rt);
     size_t tokens = (size_t)in->num_tokens, ld = ROUND_LANES(l->qkv.cols);
-    delta_job j = {.e = e, .l = l, .in = in, .c = c, .sequence = sequence_of_token(e, in)};
+    delta_job j = {.rt = rt, .l = l, .in = in, .c = c, .sequence = sequence_of_token(rt, in)};
     j.keys = l->num_key_heads * l->key_dim;
     j.values = l->num_value_heads * l->value_dim;
     j.channels = 2 * j.keys + j.values;
@@ -309,28 +309,28 @@ EXPORT int hr_delta_mixer(runtime *e, float *hidden, const delta_layer *l, const
     size_t recurrent = (size_t)l->key_dim * (size_t)j.values, conv = (size_t)(l->conv_kernel - 1) * (size_t)j.channels;
     j.recurrent_offset = (size_t)l->index * (recurrent + conv);
     j.conv_offset = j.recurrent_offset + recurrent;
-    float *normed = arena_floats(e, tokens * ld);
-    j.raw = arena_floats(e, tokens * (size_t)j.channels);
-    j.mixed = arena_floats(e, tokens * (size_t)j.channels);
-    j.gate = arena_floats(e, tokens * (size_t)j.values);
-    j.result = arena_floats(e, tokens * (size_t)j.values);
-    j.beta = arena_floats(e, tokens * (size_t)j.padded_heads);
-    j.decay = arena_floats(e, tokens * (size_t)j.padded_heads);
-    reserve_scratch(e, (size_t)PANEL * (size_t)l->key_dim);
-    if (e->out_of_memory) {
+    float *normed = arena_floats(rt, tokens * ld);
+    j.raw = arena_floats(rt, tokens * (size_t)j.channels);
+    j.mixed = arena_floats(rt, tokens * (size_t)j.channels);
+    j.gate = arena_floats(rt, tokens * (size_t)j.values);
+    j.result = arena_floats(rt, tokens * (size_t)j.values);
+    j.beta = arena_floats(rt, tokens * (size_t)j.padded_heads);
+    j.decay = arena_floats(rt, tokens * (size_t)j.padded_heads);
+    reserve_scratch(rt, (size_t)PANEL * (size_t)l->key_dim);
+    if (rt->out_of_memory) {
         return -1;
     }
-    norm_tokens(e, hidden, l->input_norm, l->epsilon, in->num_tokens, l->qkv.cols, normed);
+    norm_tokens(rt, hidden, l->input_norm, l->epsilon, in->num_tokens, l->qkv.cols, normed);
     project(&j, normed, ld);
-    if (e->out_of_memory) {
-        return -1; /* before any state changed */
+    if (rt->out_of_memory) {
+        return -1; /* no state has changed yet */
     }
-    run_tasks(e, token_task, &j, in->num_tokens, 8 * tokens * (size_t)j.channels);
+    run_tasks(rt, token_task, &j, in->num_tokens, 8 * tokens * (size_t)j.channels);
     plan_recurrence(&j);
-    run_tasks(e, recurrence_task, &j, in->num_sequences * tasks_per_sequence(&j), 6 * tokens * recurrent);
-    run_tasks(e, gated_norm_task, &j, in->num_tokens, 6 * tokens * (size_t)j.values);
+    run_tasks(rt, recurrence_task, &j, in->num_sequences * tasks_per_sequence(&j), 6 * tokens * recurrent);
+    run_tasks(rt, gated_norm_task, &j, in->num_tokens, 6 * tokens * (size_t)j.values);
     product output = {.weight = &l->output, .x = j.result, .ldx = (size_t)j.values, .num_tokens = in->num_tokens,
                       .out = hidden, .ldo = (size_t)l->output.rows, .add = 1};
-    run_products(e, &output, 1);
-    return e->out_of_memory ? -1 : 0;
+    run_products(rt, &output, 1);
+    return rt->out_of_memory ? -1 : 0;
 }

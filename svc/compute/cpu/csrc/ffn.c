@@ -1,9 +1,9 @@
-/* Feed-forward layers: dense SwiGLU and mixture of experts (ARCH_SPEC 7). */
+/* Feed-forward layers: dense SwiGLU and mixture of experts (docs/model_math.md). */
 #include "simd_math.h"
 #include "matmul.h"
 #include "ops.h"
 
-/* The padding behind each row of a matrix [rows][ld] must be zero before it is multiplied. */
+/* Zeroes the padding after each row of a matrix [rows][ld], as products require. */
 static void clear_padding(float *x, size_t rows, size_t columns, size_t ld) {
     for (size_t r = 0; columns < ld && r < rows; r++) {
         memset(x + r * ld + columns, 0, (ld - columns) * sizeof *x);
@@ -11,29 +11,29 @@ static void clear_padding(float *x, size_t rows, size_t columns, size_t ld) {
 }
 
 /* hidden [T][C] += down(SiLU(gate x) * up x), x = norm(hidden). */
-EXPORT int hr_dense_ffn(runtime *e, float *hidden, const dense_layer *l, const step_inputs *in) {
-    arena_reset(e);
+EXPORT int hr_dense_ffn(runtime *rt, float *hidden, const dense_layer *l, const step_inputs *in) {
+    arena_reset(rt);
     size_t tokens = (size_t)in->num_tokens, ld = ROUND_LANES(l->gate.cols), inner_ld = ROUND_LANES(l->gate.rows);
-    float *normed = arena_floats(e, tokens * ld), *inner = arena_floats(e, tokens * inner_ld);
-    if (e->out_of_memory) {
+    float *normed = arena_floats(rt, tokens * ld), *inner = arena_floats(rt, tokens * inner_ld);
+    if (rt->out_of_memory) {
         return -1;
     }
     clear_padding(inner, tokens, (size_t)l->gate.rows, inner_ld);
-    norm_tokens(e, hidden, l->input_norm, l->epsilon, in->num_tokens, l->gate.cols, normed);
+    norm_tokens(rt, hidden, l->input_norm, l->epsilon, in->num_tokens, l->gate.cols, normed);
     product first = {.weight = &l->gate, .up = &l->up, .x = normed, .ldx = ld, .num_tokens = in->num_tokens, .out = inner, .ldo = inner_ld};
-    run_products(e, &first, 1);
+    run_products(rt, &first, 1);
     product second = {.weight = &l->down, .x = inner, .ldx = inner_ld, .num_tokens = in->num_tokens,
                       .out = hidden, .ldo = (size_t)l->down.rows, .add = 1};
-    if (!e->out_of_memory) {
-        run_products(e, &second, 1);
+    if (!rt->out_of_memory) {
+        run_products(rt, &second, 1);
     }
-    return e->out_of_memory ? -1 : 0;
+    return rt->out_of_memory ? -1 : 0;
 }
 
 /* -- mixture of experts ------------------------------------------------------------------------------------------------------ */
 
 typedef struct {
-    runtime *e;
+    runtime *rt;
     const moe_layer *l;
     int num_tokens, size;
     float *hidden;
@@ -55,7 +55,7 @@ static void route_task(void *context, int token, int worker) {
     int32_t *experts = j->expert + (size_t)token * (size_t)l->num_used;
     float *weights = j->weight + (size_t)token * (size_t)l->num_used, sum = 0.0f;
     int count = 0;
-    for (int i = 0; i < l->num_experts; i++) { /* `experts` holds the best so far, in order */
+    for (int i = 0; i < l->num_experts; i++) { /* `experts`: the best so far, in order */
         int place = count < l->num_used ? count++ : count;
         for (; place > 0 && logits[i] > logits[experts[place - 1]]; place--) {
             if (place < l->num_used) {
@@ -121,22 +121,22 @@ static void route(moe_job *j, const float *normed, size_t ld) {
         {.weight = &j->l->router, .x = normed, .ldx = ld, .num_tokens = j->num_tokens, .out = j->router, .ldo = (size_t)j->l->num_experts},
         {.weight = &j->l->shared_router, .x = normed, .ldx = ld, .num_tokens = j->num_tokens, .out = j->shared_router, .ldo = 1},
     };
-    run_products(j->e, products, j->l->has_shared ? 2 : 1);
-    if (!j->e->out_of_memory) {
-        run_tasks(j->e, route_task, j, j->num_tokens, 16 * (size_t)j->num_tokens * (size_t)j->l->num_experts);
+    run_products(j->rt, products, j->l->has_shared ? 2 : 1);
+    if (!j->rt->out_of_memory) {
+        run_tasks(j->rt, route_task, j, j->num_tokens, 16 * (size_t)j->num_tokens * (size_t)j->l->num_experts);
     }
 }
 
 /* Gate and up of every expert with its tokens (and the shared expert with all) as one phase, then down as another. */
 static void run_experts(moe_job *j, const float *normed, size_t ld) {
     const moe_layer *l = j->l;
-    runtime *e = j->e;
+    runtime *rt = j->rt;
     size_t pairs = (size_t)j->num_tokens * (size_t)l->num_used, tokens = (size_t)j->num_tokens;
     size_t inner_ld = ROUND_LANES(l->gate.rows), shared_ld = l->has_shared ? ROUND_LANES(l->shared_gate.rows) : 0;
-    int32_t *first = arena_bytes(e, (size_t)(l->num_experts + 1) * sizeof *first), *token_of = arena_bytes(e, pairs * sizeof *token_of);
-    float *inner = arena_floats(e, pairs * inner_ld), *shared_inner = arena_floats(e, tokens * shared_ld);
-    product *up = arena_bytes(e, (size_t)(l->num_experts + 1) * sizeof *up), *down = arena_bytes(e, (size_t)(l->num_experts + 1) * sizeof *down);
-    if (e->out_of_memory) {
+    int32_t *first = arena_bytes(rt, (size_t)(l->num_experts + 1) * sizeof *first), *token_of = arena_bytes(rt, pairs * sizeof *token_of);
+    float *inner = arena_floats(rt, pairs * inner_ld), *shared_inner = arena_floats(rt, tokens * shared_ld);
+    product *up = arena_bytes(rt, (size_t)(l->num_experts + 1) * sizeof *up), *down = arena_bytes(rt, (size_t)(l->num_experts + 1) * sizeof *down);
+    if (rt->out_of_memory) {
         return;
     }
     clear_padding(inner, pairs, (size_t)l->gate.rows, inner_ld);
@@ -160,37 +160,37 @@ static void run_experts(moe_job *j, const float *normed, size_t ld) {
                                       .out = j->routed + (size_t)begin * (size_t)j->size, .ldo = (size_t)j->size};
         }
     }
-    run_products(e, up, count);
-    if (!e->out_of_memory) {
-        run_products(e, down, count);
+    run_products(rt, up, count);
+    if (!rt->out_of_memory) {
+        run_products(rt, down, count);
     }
 }
 
 /* hidden [T][C] += experts(norm(hidden)). */
-EXPORT int hr_moe_ffn(runtime *e, float *hidden, const moe_layer *l, const step_inputs *in) {
-    arena_reset(e);
+EXPORT int hr_moe_ffn(runtime *rt, float *hidden, const moe_layer *l, const step_inputs *in) {
+    arena_reset(rt);
     int size = l->router.cols;
     size_t tokens = (size_t)in->num_tokens, ld = ROUND_LANES(size), pairs = tokens * (size_t)l->num_used;
-    moe_job j = {.e = e, .l = l, .num_tokens = in->num_tokens, .size = size, .hidden = hidden};
-    float *normed = arena_floats(e, tokens * ld);
-    j.router = arena_floats(e, tokens * (size_t)l->num_experts);
-    j.shared_router = arena_floats(e, tokens);
-    j.expert = arena_bytes(e, pairs * sizeof *j.expert);
-    j.weight = arena_floats(e, pairs);
-    j.place = arena_bytes(e, pairs * sizeof *j.place);
-    j.routed = arena_floats(e, pairs * (size_t)size);
-    j.shared = arena_floats(e, l->has_shared ? tokens * (size_t)size : 0);
-    if (e->out_of_memory) {
+    moe_job j = {.rt = rt, .l = l, .num_tokens = in->num_tokens, .size = size, .hidden = hidden};
+    float *normed = arena_floats(rt, tokens * ld);
+    j.router = arena_floats(rt, tokens * (size_t)l->num_experts);
+    j.shared_router = arena_floats(rt, tokens);
+    j.expert = arena_bytes(rt, pairs * sizeof *j.expert);
+    j.weight = arena_floats(rt, pairs);
+    j.place = arena_bytes(rt, pairs * sizeof *j.place);
+    j.routed = arena_floats(rt, pairs * (size_t)size);
+    j.shared = arena_floats(rt, l->has_shared ? tokens * (size_t)size : 0);
+    if (rt->out_of_memory) {
         return -1;
     }
-    norm_tokens(e, hidden, l->input_norm, l->epsilon, in->num_tokens, size, normed);
+    norm_tokens(rt, hidden, l->input_norm, l->epsilon, in->num_tokens, size, normed);
     route(&j, normed, ld);
-    if (!e->out_of_memory) {
+    if (!rt->out_of_memory) {
         run_experts(&j, normed, ld);
     }
-    if (e->out_of_memory) {
+    if (rt->out_of_memory) {
         return -1;
     }
-    run_tasks(e, combine_task, &j, in->num_tokens, 2 * pairs * (size_t)size);
+    run_tasks(rt, combine_task, &j, in->num_tokens, 2 * pairs * (size_t)size);
     return 0;
 }

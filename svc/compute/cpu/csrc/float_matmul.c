@@ -1,20 +1,20 @@
 /* Products with activations in floats: v_dot of simd.h for every row and token, whatever the type, the blocks and the tiles.
  *
  * Lane sums of a tile (FLOAT_ROWS rows x some tokens x 16 lanes) stay in memory while a piece of the columns is applied to all tokens,
- * so that weights are dequantized once and the piece stays in the nearest cache. F32, F16 and BF16 are multiplied where they stand
- * in the file when there are few tokens, and converted in registers. Within a piece a block of rows x tokens is in registers. */
+ * so that weights are dequantized once and the piece stays in the nearest cache. For few tokens F32, F16 and BF16 are
+ * multiplied in place in the mapped file and converted in registers. Within a piece a block of rows x tokens is in registers. */
 #include "float_matmul.h"
 
 #include "simd_floats.h"
 #include "simd_math.h"
 
 #define PIECE 256       /* columns dequantized at a time: 16 KiB of floats, a multiple of every type's block */
-#define MOST_TOKENS 128 /* in a group, whose lane sums are kept, 1 KiB each; for the next group, weights are dequantized again */
-#define LEAST_TOKENS 24 /* in a group, where there are more */
-#define GROUP_FLOATS (3 << 16) /* of activations, 768 KiB, that stay in a near cache while the tiles go by */
-#define DIRECT_TOKENS (2 * MANY_TOKENS) /* up to which conversion in registers, once for each block of tokens, is the faster way */
+#define MOST_TOKENS 128 /* in a group. Lane sums of a token take 1 KiB; each group dequantizes the weights again */
+#define LEAST_TOKENS 24 /* in a group, if there are more tokens */
+#define GROUP_FLOATS (3 << 16) /* of activations, 768 KiB, that stay in a near cache for all tiles */
+#define DIRECT_TOKENS (2 * MANY_TOKENS) /* most tokens for which conversion in registers, once per block of tokens, is faster */
 #ifndef DIRECT_PIECE
-#define DIRECT_PIECE (PART == LANES ? (size_t)-1 : 2 * PIECE) /* columns: before the next part of the lanes returns to the same weights */
+#define DIRECT_PIECE (PART == LANES ? (size_t)-1 : 2 * PIECE) /* columns, before the next part of the lanes reads the same weights */
 #endif
 #define SUMS_OF_TOKEN (FLOAT_ROWS * LANES)
 
@@ -45,6 +45,27 @@ ALWAYS_INLINE void add_lanes(int num_rows, int num_tokens, f32x16 lanes[LANES], 
     }
 }
 
+/* Loads one part of a block's lane sums, SUMS_OF_TOKEN apart per token and LANES per row; zero for the first columns. */
+ALWAYS_INLINE void begin_sums(int num_rows, int num_tokens, int is_first, const float *sums, part *acc) {
+    UNROLL
+    for (int t = 0; t < num_tokens; t++) {
+        UNROLL
+        for (int r = 0; r < num_rows; r++) {
+            acc[t * num_rows + r] = is_first ? p_zero() : p_load(sums + t * SUMS_OF_TOKEN + r * LANES);
+        }
+    }
+}
+
+ALWAYS_INLINE void keep_sums(int num_rows, int num_tokens, float *sums, const part *acc) {
+    UNROLL
+    for (int t = 0; t < num_tokens; t++) {
+        UNROLL
+        for (int r = 0; r < num_rows; r++) {
+            p_store(sums + t * SUMS_OF_TOKEN + r * LANES, acc[t * num_rows + r]);
+        }
+    }
+}
+
 /* A block of rows x tokens, all constants after inlining; lanes do not mix, so a part of them goes through all columns first. */
 ALWAYS_INLINE void multiply_block(int type, int num_rows, int num_tokens, const piece *p, int row, int token) {
     const uint8_t *rows = p->data + (size_t)row * p->stride;
@@ -58,13 +79,7 @@ ALWAYS_INLINE void multiply_block(int type, int num_rows, int num_tokens, const 
     }
     for (int lane = 0; lane < LANES; lane += PART) {
         part acc[LANES];
-        UNROLL
-        for (int t = 0; t < num_tokens; t++) {
-            UNROLL
-            for (int r = 0; r < num_rows; r++) {
-                acc[t * num_rows + r] = p->first ? p_zero() : p_load(sums + t * SUMS_OF_TOKEN + r * LANES + lane);
-            }
-        }
+        begin_sums(num_rows, num_tokens, p->first, sums + lane, acc);
         for (size_t k = (size_t)lane; k < p->columns; k += LANES) {
             part v[MANY_TOKENS];
             UNROLL
@@ -80,16 +95,13 @@ ALWAYS_INLINE void multiply_block(int type, int num_rows, int num_tokens, const 
                 }
             }
         }
-        UNROLL
-        for (int t = 0; t < num_tokens; t++) {
+        if (p->last) {
             UNROLL
-            for (int r = 0; r < num_rows; r++) {
-                if (p->last) {
-                    p_put(lanes + t * num_rows + r, lane, acc[t * num_rows + r]);
-                } else {
-                    p_store(sums + t * SUMS_OF_TOKEN + r * LANES + lane, acc[t * num_rows + r]);
-                }
+            for (int i = 0; i < num_rows * num_tokens; i++) {
+                p_put(lanes + i, lane, acc[i]);
             }
+        } else {
+            keep_sums(num_rows, num_tokens, sums + lane, acc);
         }
     }
     if (p->last) {
@@ -135,14 +147,14 @@ static void multiply_bf16(const piece *p) { multiply_type(BF16, p); }
 
 /* A group of tokens and a tile of rows. */
 typedef struct {
-    const runtime *e;
+    const runtime *rt;
     const float *const *x; /* [num_tokens] */
     int num_tokens, rows;
     float *weights; /* [FLOAT_ROWS][PIECE], dequantized */
     float *sums;    /* [num_tokens][FLOAT_ROWS][LANES] */
 } group;
 
-/* Columns first .. first + count of the activations with those of the weights, which stand at `data`. */
+/* Multiplies columns first .. first + count of the activations with those of the weights at `data`. */
 static void multiply_columns(const group *g, multiply_fn multiply, const uint8_t *data, size_t stride, size_t first, size_t count, int is_last, float *totals) {
     const float *x[MOST_TOKENS];
     for (int t = 0; t < g->num_tokens; t++) {
@@ -157,7 +169,7 @@ static void multiply_dequantized(const group *g, const matrix *m, const uint8_t 
     dequantize_fn dequantize = dequantizer(m->type);
     for (int r = 0; r < g->rows; r++) {
         float *row = g->weights + (size_t)r * padded;
-        dequantize(data + (size_t)r * (size_t)m->row_bytes, row, count, &g->e->books);
+        dequantize(data + (size_t)r * (size_t)m->row_bytes, row, count, &g->rt->books);
         memset(row + count, 0, (padded - count) * sizeof *row);
     }
     int is_last = first + count == (size_t)m->cols;
@@ -190,7 +202,7 @@ size_t float_scratch(const product *p) {
     return FLOAT_ROWS * PIECE + (size_t)min_int(p->num_tokens, MOST_TOKENS) * (SUMS_OF_TOKEN + (p->up ? 2 : 1) * FLOAT_ROWS);
 }
 
-/* All sixteen lanes in one go, fewer one by one: a copy of unknown size is a call. */
+/* All sixteen lanes at once, or fewer one by one, because a memcpy of unknown size is a call. */
 ALWAYS_INLINE void finish_token(const product *p, const float *totals, const float *up_totals, int rows, float *out) {
     f32x16 result = v_load(totals);
     if (p->up) {
@@ -207,10 +219,10 @@ ALWAYS_INLINE void finish_token(const product *p, const float *totals, const flo
     }
 }
 
-void float_product_tile(const runtime *e, const product *p, int first_row, int first_token, float *scratch) {
+void float_product_tile(const runtime *rt, const product *p, int first_row, int first_token, float *scratch) {
     const float *x[MOST_TOKENS];
     int rows = min_int(FLOAT_ROWS, p->weight->rows - first_row), num_tokens = min_int(float_group(p), p->num_tokens - first_token);
-    group g = {e, x, num_tokens, rows, scratch, scratch + FLOAT_ROWS * PIECE};
+    group g = {rt, x, num_tokens, rows, scratch, scratch + FLOAT_ROWS * PIECE};
     float *totals = g.sums + (size_t)num_tokens * SUMS_OF_TOKEN, *up_totals = totals + (size_t)num_tokens * FLOAT_ROWS;
     for (int t = 0; t < num_tokens; t++) {
         x[t] = p->x + (size_t)(p->gather ? p->gather[p->first + first_token + t] : first_token + t) * p->ldx;

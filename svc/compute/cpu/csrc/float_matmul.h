@@ -6,11 +6,11 @@
 
 #define FLOAT_ROWS 16 /* most rows of a tile */
 
-/* Tokens that a tile is applied to at a time. */
+/* Tokens of a group. */
 int float_group(const product *p);
 /* Floats of scratch that a tile of this product needs. */
 size_t float_scratch(const product *p);
-/* FLOAT_ROWS rows and a group of tokens of a product, or what there is of them. */
-void float_product_tile(const runtime *e, const product *p, int first_row, int first_token, float *scratch);
+/* Up to FLOAT_ROWS rows and a group of tokens of a product. */
+void float_product_tile(const runtime *rt, const product *p, int first_row, int first_token, float *scratch);
 
 #endif

@@ -1,5 +1,5 @@
 /* One block of INT_LANES rows of each type, unpacked to bytes with the rows in lanes. Functions take the block of the first row and the
- * distance to that of the next, and read nothing behind a block. */
+ * distance to that of the next, and read nothing after a block. */
 #ifndef HEADRACE_INT_UNPACK_H
 #define HEADRACE_INT_UNPACK_H
 
@@ -9,7 +9,7 @@
 typedef struct { /* 256 columns: one block, or up to eight blocks of 32 */
     _Alignas(64) uint8_t w[64][INT_ROWS][4]; /* columns 4 i .. 4 i + 3 of each row */
     int32_t scale[16][INT_ROWS];             /* of each group, for add_scaled */
-    int32_t pair[8][INT_ROWS];               /* of groups 2 i and 2 i + 1 in halves: what multiplies their sums of activations */
+    int32_t pair[8][INT_ROWS];               /* of groups 2 i and 2 i + 1 in halves: factors of their sums of activations */
     float d[8][INT_ROWS], dmin[INT_ROWS];    /* d of each block */
 } tile;
 
@@ -20,7 +20,7 @@ typedef struct { /* 256 columns: one block, or up to eight blocks of 32 */
 /* The low halves of both in each lane. */
 ALWAYS_INLINE ints in_halves(ints first, ints second) { return i_or(i_and(first, i_set1(0xffff)), i_left(second, 16)); }
 
-/* A scale as `add_scaled` wants it. */
+/* Stores a scale in the form of `add_scaled`. */
 ALWAYS_INLINE void store_scale(tile *t, int group, int lane, ints scale) {
     i_store(t->scale[group] + lane, DIRECT_DOT ? scale : in_halves(scale, scale));
 }
@@ -105,7 +105,7 @@ ALWAYS_INLINE void unpack_q6_k_scales(const uint8_t *rows, size_t stride, tile *
         store_pair(t, 2 * i, lane, s[0], s[1]);
         store_pair(t, 2 * i + 1, lane, s[2], s[3]);
     }
-    transpose_piece(rows + 194, stride, scales); /* the half is the end of a block, and nothing behind it may be read */
+    transpose_piece(rows + 194, stride, scales); /* the half ends the block, and nothing after it may be read */
     f_store(t->d[0] + lane, i_halves(i_right(scales[3], 16)));
 }
 

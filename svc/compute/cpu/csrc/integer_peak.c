@@ -1,12 +1,12 @@
-/* For tests/bench/machine_limits.py: the integer products that a build is made of, with nothing to load, unpack or store. */
+/* For tests/bench/machine_limits.py: the integer products of a build, without loads, unpacking or stores. */
 #include "runtime.h"
 #include "int_amx.h"
 
-#define CHAINS 12 /* independent sums: enough to hide how long one takes */
+#define CHAINS 12 /* independent sums: enough to hide the latency of one */
 
 typedef struct {
     int rounds;
-    int32_t *out; /* [tasks] so that nothing is left out */
+    int32_t *out; /* [tasks]; otherwise the compiler would drop the work */
 } peak_job;
 
 #ifdef __AMX_INT8__
@@ -67,15 +67,15 @@ static void peak_task(void *context, int task, int worker) {
 }
 #endif
 
-/* Runs on every thread; the multiply-adds of all of them together in `multiply_adds`. */
-EXPORT int hr_integer_peak(runtime *e, int rounds, int64_t *multiply_adds) {
-    arena_reset(e);
-    int threads = pool_threads(e->threads);
-    peak_job j = {rounds, arena_bytes(e, (size_t)threads * sizeof(int32_t))};
+/* Runs on every thread; `multiply_adds` counts all of them. */
+EXPORT int hr_integer_peak(runtime *rt, int rounds, int64_t *multiply_adds) {
+    arena_reset(rt);
+    int threads = pool_threads(rt->threads);
+    peak_job j = {rounds, arena_bytes(rt, (size_t)threads * sizeof(int32_t))};
     if (!j.out) {
         return -1;
     }
-    pool_run(e->threads, peak_task, &j, threads);
+    pool_run(rt->threads, peak_task, &j, threads);
     *multiply_adds = (int64_t)threads * rounds * PER_ROUND;
     return 0;
 }

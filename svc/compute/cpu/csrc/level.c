@@ -1,4 +1,4 @@
-/* Which builds of these sources the processor can run. */
+/* The builds of these sources that the processor can run. */
 #define _GNU_SOURCE
 #if defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
@@ -15,7 +15,7 @@
 #endif
 
 #if defined(__x86_64__)
-/* Whether the matrix unit for bytes is there; the system gives its registers (component 18) only to a process that asks for them. */
+/* Whether there is a matrix unit for bytes; the system grants its registers (component 18) only to a process that asks. */
 static int have_amx(void) {
 #ifdef __linux__
     unsigned a, b, c, d;
@@ -40,7 +40,7 @@ EXPORT const char *hr_best_level(void) {
     }
     return v3 ? "x86-64-v3" : "base";
 #elif defined(__aarch64__) && defined(__APPLE__)
-    return "neon-dotprod"; /* since their first one */
+    return "neon-dotprod"; /* every Apple processor has it */
 #elif defined(__aarch64__) && defined(__linux__)
     return getauxval(AT_HWCAP) & HWCAP_ASIMDDP ? "neon-dotprod" : "neon";
 #elif defined(__aarch64__)

@@ -1,11 +1,11 @@
-/* Products as one phase of tasks: in floats (float_matmul.c) or, where activations are rounded to 8 bits, in integers (int_matmul.c).
+/* Products as one phase of tasks: in floats (float_matmul.c) or, with activations rounded to 8 bits, in integers (int_matmul.c).
  * A task is a tile of rows of one product; the reduced dimension is never split. */
 #include "matmul.h"
 
 #include "float_matmul.h"
 #include "int_matmul.h"
 
-/* -- activations rounded to 8 bits, once for all products that want the same ----------------------------------------------------- */
+/* -- activations rounded to 8 bits, once for all products that share them ----------------------------------------------------- */
 
 typedef struct {
     const float *x;
@@ -13,12 +13,12 @@ typedef struct {
     int cols, block, num_rows, num_gathered;
     const int32_t *gather; /* [num_gathered] rows that products take from here, or NULL */
     uint8_t *rounded;      /* [units of 256 columns][num_rows] */
-    uint8_t *gathered;     /* [units][num_gathered], where products want it; else NULL */
+    uint8_t *gathered;     /* [units][num_gathered], if products need it; else NULL */
 } source;
 
 /* Columns per scale of the activations for this product; 0: it is computed in floats. Depends on the weights alone. */
-static int product_block(const runtime *e, const product *p) {
-    int block = e->round_activations && p->weight->rows >= INT_ROWS ? int_block(p->weight->type) : 0;
+static int product_block(const runtime *rt, const product *p) {
+    int block = rt->round_activations && p->weight->rows >= INT_ROWS ? int_block(p->weight->type) : 0;
     return p->up && int_block(p->up->type) != block ? 0 : block;
 }
 
@@ -46,10 +46,10 @@ static int add_source(source *sources, int *count, const product *p, int block) 
     return found;
 }
 
-/* Room for the units of so many rows, and padding. */
-static uint8_t *unit_memory(runtime *e, const source *s, int num_rows) {
+/* Memory for the units of `rows` rows, and padding. */
+static uint8_t *unit_memory(runtime *rt, const source *s, int num_rows) {
     size_t bytes = int_unit_bytes(s->block), units = (size_t)div_up(s->cols, 256) * (size_t)num_rows;
-    uint8_t *memory = arena_bytes(e, (units + INT_PADDING) * bytes);
+    uint8_t *memory = arena_bytes(rt, (units + INT_PADDING) * bytes);
     if (memory) {
         memset(memory + units * bytes, 0, INT_PADDING * bytes);
     }
@@ -87,16 +87,16 @@ static void gather_task(void *context, int row, int worker) {
     }
 }
 
-/* Rounds what products need -> the source of each product, -1 for those in floats; NULL without memory. */
-static const int *round_activations(runtime *e, const product *products, int count, source *sources) {
-    int *source_of = arena_bytes(e, (size_t)count * sizeof *source_of), *first_row = arena_bytes(e, (size_t)(count + 1) * sizeof *first_row);
-    int *first_gathered = arena_bytes(e, (size_t)(count + 1) * sizeof *first_gathered), num_sources = 0;
+/* Rounds the activations of all products; returns the source of each, -1 for products in floats. NULL without memory. */
+static const int *round_activations(runtime *rt, const product *products, int count, source *sources) {
+    int *source_of = arena_bytes(rt, (size_t)count * sizeof *source_of), *first_row = arena_bytes(rt, (size_t)(count + 1) * sizeof *first_row);
+    int *first_gathered = arena_bytes(rt, (size_t)(count + 1) * sizeof *first_gathered), num_sources = 0;
     size_t work = 0, copied = 0;
-    if (e->out_of_memory) {
+    if (rt->out_of_memory) {
         return NULL;
     }
     for (int i = 0; i < count; i++) {
-        int block = products[i].num_tokens ? product_block(e, products + i) : 0;
+        int block = products[i].num_tokens ? product_block(rt, products + i) : 0;
         source_of[i] = block ? add_source(sources, &num_sources, products + i, block) : -1;
     }
     first_row[0] = first_gathered[0] = 0;
@@ -106,15 +106,15 @@ static const int *round_activations(runtime *e, const product *products, int cou
         first_gathered[i + 1] = first_gathered[i] + s->num_gathered;
         work += 4 * (size_t)s->num_rows * (size_t)s->cols;
         copied += (size_t)s->num_gathered * (size_t)s->cols;
-        s->rounded = unit_memory(e, s, s->num_rows);
-        s->gathered = s->gather ? unit_memory(e, s, s->num_gathered) : NULL;
+        s->rounded = unit_memory(rt, s, s->num_rows);
+        s->gathered = s->gather ? unit_memory(rt, s, s->num_gathered) : NULL;
     }
-    if (e->out_of_memory) {
+    if (rt->out_of_memory) {
         return NULL;
     }
     rounding rounded = {sources, first_row}, gathered = {sources, first_gathered};
-    run_tasks(e, round_task, &rounded, first_row[num_sources], work);
-    run_tasks(e, gather_task, &gathered, first_gathered[num_sources], copied);
+    run_tasks(rt, round_task, &rounded, first_row[num_sources], work);
+    run_tasks(rt, gather_task, &gathered, first_gathered[num_sources], copied);
     return source_of;
 }
 
@@ -131,7 +131,7 @@ static int_source source_of_product(const source *s, const product *p) {
 /* -- all products as one phase -------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    runtime *e;
+    runtime *rt;
     const product *products;
     const source *sources;
     const int *source_of;  /* [count]; -1: in floats */
@@ -140,14 +140,14 @@ typedef struct {
     int int_rows; /* of a task, in integers */
 } phase;
 
-/* Rows of one task: some tiles that stand one behind the other in memory, and tasks enough for all threads to end at the same time. */
-static int int_task_rows(const runtime *e, const product *products, const int *source_of, int count) {
+/* Rows of one task: several consecutive tiles, but enough tasks for all threads to finish at the same time. */
+static int int_task_rows(const runtime *rt, const product *products, const int *source_of, int count) {
     int tiles = 0, most_tokens = 1;
     for (int i = 0; i < count; i++) {
         tiles += source_of[i] >= 0 ? div_up(products[i].weight->rows, INT_ROWS) : 0;
         most_tokens = products[i].num_tokens > most_tokens ? products[i].num_tokens : most_tokens;
     }
-    int most = most_tokens > 16 ? 4 : 16, wanted = tiles / (8 * pool_threads(e->threads));
+    int most = most_tokens > 16 ? 4 : 16, wanted = tiles / (8 * pool_threads(rt->threads));
     return INT_ROWS * (wanted < 1 ? 1 : min_int(wanted, most));
 }
 
@@ -165,12 +165,12 @@ static void product_task(void *context, int task, int worker) {
     const product *p = ph->products + low;
     if (ph->source_of[low] >= 0) {
         int_source x = source_of_product(ph->sources + ph->source_of[low], p);
-        int_product_rows(p, &x, (task - ph->first_tile[low]) * ph->int_rows, ph->int_rows, ph->e->scratch[worker]);
+        int_product_rows(p, &x, (task - ph->first_tile[low]) * ph->int_rows, ph->int_rows, ph->rt->scratch[worker]);
         return;
     }
     /* All tiles with one group of tokens, then with the next: activations are read more often than weights. */
     int tile = task - ph->first_tile[low], height = div_up(p->weight->rows, FLOAT_ROWS);
-    float_product_tile(ph->e, p, tile % height * FLOAT_ROWS, tile / height * float_group(p), ph->e->scratch[worker]);
+    float_product_tile(ph->rt, p, tile % height * FLOAT_ROWS, tile / height * float_group(p), ph->rt->scratch[worker]);
 }
 
 static int num_tiles(const product *p, int in_floats, int int_rows) {
@@ -180,28 +180,28 @@ static int num_tiles(const product *p, int in_floats, int int_rows) {
     return in_floats ? div_up(p->weight->rows, FLOAT_ROWS) * div_up(p->num_tokens, float_group(p)) : div_up(p->weight->rows, int_rows);
 }
 
-void run_products(runtime *e, const product *products, int count) {
-    int *first_tile = arena_bytes(e, (size_t)(count + 1) * sizeof *first_tile);
-    source *sources = arena_bytes(e, (size_t)count * sizeof *sources);
-    if (e->out_of_memory) {
+void run_products(runtime *rt, const product *products, int count) {
+    int *first_tile = arena_bytes(rt, (size_t)(count + 1) * sizeof *first_tile);
+    source *sources = arena_bytes(rt, (size_t)count * sizeof *sources);
+    if (rt->out_of_memory) {
         return;
     }
-    const int *source_of = round_activations(e, products, count, sources);
+    const int *source_of = round_activations(rt, products, count, sources);
     size_t widest = INT_SCRATCH, work = 0;
     for (int i = 0; source_of && i < count; i++) {
         size_t columns = (size_t)(products[i].up ? 2 : 1) * ROUND_LANES(products[i].weight->cols), floats = float_scratch(products + i);
         widest = source_of[i] < 0 && floats > widest ? floats : widest;
         work += (size_t)products[i].weight->rows * columns * (size_t)(products[i].num_tokens + 4); /* 4: to dequantize one weight */
     }
-    reserve_scratch(e, widest);
-    if (e->out_of_memory) {
+    reserve_scratch(rt, widest);
+    if (rt->out_of_memory) {
         return;
     }
     first_tile[0] = 0;
-    int int_rows = int_task_rows(e, products, source_of, count);
+    int int_rows = int_task_rows(rt, products, source_of, count);
     for (int i = 0; i < count; i++) {
         first_tile[i + 1] = first_tile[i] + num_tiles(products + i, source_of[i] < 0, int_rows);
     }
-    phase ph = {e, products, sources, source_of, first_tile, count, int_rows};
-    run_tasks(e, product_task, &ph, first_tile[count], work);
+    phase ph = {rt, products, sources, source_of, first_tile, count, int_rows};
+    run_tasks(rt, product_task, &ph, first_tile[count], work);
 }

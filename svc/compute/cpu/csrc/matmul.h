@@ -7,8 +7,8 @@
 typedef struct {
     const matrix *weight;
     const matrix *up;       /* NULL, or a second matrix of the same shape: the result is SiLU(weight x) * up x */
-    int expert;             /* which matrix of a stack */
-    const float *x;         /* [..][ldx] activations, ldx >= ROUND_LANES(cols), zeros behind cols */
+    int expert;             /* index of the matrix in a stack */
+    const float *x;         /* [..][ldx] activations, ldx >= ROUND_LANES(cols), zeros after cols */
     size_t ldx;
     const int32_t *gather;  /* NULL: token i is row i of x; else row gather[first + i] */
     int first, num_gathered; /* of the whole list `gather`, which several products have parts of */
@@ -18,8 +18,8 @@ typedef struct {
     int add;                /* out += instead of out = */
 } product;
 
-/* Computes all products as one parallel phase. Every output element is one canonical dot product (simd.h, int_matmul.c), whatever the number of
- * tokens, their order, the tiles and the threads. */
-void run_products(runtime *e, const product *products, int count);
+/* Computes all products as one parallel phase. Every output element is one canonical dot product (simd.h, int_matmul.c), for any number and
+ * order of tokens, tiles and threads. */
+void run_products(runtime *rt, const product *products, int count);
 
 #endif

@@ -3,8 +3,8 @@
 #include "ops.h"
 
 /* norm(hidden) [T][C] of each sequence's last token into its live row, of each captured token into its snapshot. */
-EXPORT int hr_final_hidden(runtime *e, const float *hidden, const float *weight, float epsilon, int size, const step_inputs *in, const caches *c) {
-    (void)e;
+EXPORT int hr_final_hidden(runtime *rt, const float *hidden, const float *weight, float epsilon, int size, const step_inputs *in, const caches *c) {
+    (void)rt;
     for (int s = 0; s < in->num_sequences; s++) {
         float *row = c->rows + (int64_t)in->rows[s] * c->state_elements + c->hidden_offset;
         rms_norm(hidden + (size_t)(in->cu_seqlens[s + 1] - 1) * (size_t)size, weight, epsilon, size, row);
@@ -17,8 +17,8 @@ EXPORT int hr_final_hidden(runtime *e, const float *hidden, const float *weight,
 }
 
 /* out [n][C] = norm(hidden) of tokens[i]: the bits that hr_final_hidden gives the same token. */
-EXPORT int hr_hidden_rows(runtime *e, float *out, const float *hidden, const float *weight, float epsilon, int size, const int32_t *tokens, int n) {
-    (void)e;
+EXPORT int hr_hidden_rows(runtime *rt, float *out, const float *hidden, const float *weight, float epsilon, int size, const int32_t *tokens, int n) {
+    (void)rt;
     for (int i = 0; i < n; i++) {
         rms_norm(hidden + (size_t)tokens[i] * (size_t)size, weight, epsilon, size, out + (size_t)i * (size_t)size);
     }
@@ -26,10 +26,10 @@ EXPORT int hr_hidden_rows(runtime *e, float *out, const float *hidden, const flo
 }
 
 /* out [T][rows] = weight . x[t], x [T][cols]; with `up`, SiLU(weight . x) * (up . x). */
-EXPORT int hr_matmul(runtime *e, float *out, const matrix *weight, const matrix *up, const float *x, int num_tokens) {
-    arena_reset(e);
+EXPORT int hr_matmul(runtime *rt, float *out, const matrix *weight, const matrix *up, const float *x, int num_tokens) {
+    arena_reset(rt);
     size_t ld = ROUND_LANES(weight->cols), size = (size_t)weight->cols;
-    float *padded = arena_floats(e, (size_t)num_tokens * ld);
+    float *padded = arena_floats(rt, (size_t)num_tokens * ld);
     if (!padded) {
         return -1;
     }
@@ -38,6 +38,6 @@ EXPORT int hr_matmul(runtime *e, float *out, const matrix *weight, const matrix 
         memcpy(padded + t * ld, x + t * size, size * sizeof *padded);
     }
     product p = {.weight = weight, .up = up, .x = padded, .ldx = ld, .num_tokens = num_tokens, .out = out, .ldo = (size_t)weight->rows};
-    run_products(e, &p, 1);
-    return e->out_of_memory ? -1 : 0;
+    run_products(rt, &p, 1);
+    return rt->out_of_memory ? -1 : 0;
 }

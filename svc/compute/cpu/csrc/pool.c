@@ -2,7 +2,7 @@
  *
  * `job` packs (number of tasks, next task) into one word. A worker takes a ticket by adding one; a ticket below the number of tasks is
  * valid, and the caller cannot publish the next job before every valid ticket is done, so fn and context are stable while it is held.
- * Late workers therefore never have to be waited for, and after a fork (no workers in the child) the caller just runs all tasks. */
+ * The caller therefore never waits for late workers, and after a fork (no workers in the child) the caller just runs all tasks. */
 #define _GNU_SOURCE
 #include "pool.h"
 

@@ -1,5 +1,5 @@
 /* Exact dequantization of every supported GGUF type. The arithmetic (order of multiplications, no fused operation) is that of
- * svc/gguf/quant, so that both give the same bits. Packed integers are spread to bytes sixteen at a time, then scaled. */
+ * svc/gguf/quant, so that both give the same bits. Packed integers are unpacked to bytes sixteen at a time, then scaled. */
 #include "quant.h"
 
 #include "simd_bytes.h"
@@ -136,7 +136,7 @@ DEQUANTIZER(from_mxfp4) {
     }
 }
 
-/* Half of an E4M3 number without its sign; 127 (NaN there) stands for zero. */
+/* Half of an E4M3 number without its sign; 127 (NaN there) means zero. */
 ALWAYS_INLINE float half_e4m3(uint8_t code) {
     uint32_t exponent = code >> 3 & 15, mantissa = code & 7;
     if (code == 127) {
@@ -280,7 +280,7 @@ DEQUANTIZER(from_tq1_0) {
     }
 }
 
-DEQUANTIZER(from_tq2_0) { /* here compilers do better than sixteen at a time */
+DEQUANTIZER(from_tq2_0) { /* compilers do better here than sixteen at a time */
     UNUSED_BOOKS;
     BLOCKS(256, 66) {
         float d = load_half(row + 64);
@@ -298,7 +298,7 @@ DEQUANTIZER(from_tq2_0) { /* here compilers do better than sixteen at a time */
 /* Seven stored sign bits; the eighth makes their number even. */
 ALWAYS_INLINE uint32_t even_signs(uint32_t seven) { return seven | (uint32_t)(__builtin_popcount(seven) & 1) << 7; }
 
-/* Sixteen values: scale * entry, negated where the bit of `signs` is set. */
+/* Sixteen values: scale * entry, negated if the bit of `signs` is set. */
 ALWAYS_INLINE void signed_entries(float scale, f32x16 entries, uint32_t signs, float *out) {
     v_store(out, v_negate_where(v_mul(v_set1(scale), entries), signs));
 }

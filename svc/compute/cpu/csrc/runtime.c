@@ -1,11 +1,11 @@
-/* The runtime's memory, and the small helpers all ops share. */
+/* The memory of the runtime, and small helpers that all operations share. */
 #include "runtime.h"
 
 #include <stdlib.h>
 
 struct arena_block {
     struct arena_block *next;
-    size_t size, used; /* bytes behind the header */
+    size_t size, used; /* bytes after the header */
     _Alignas(64) char data[];
 };
 
@@ -18,97 +18,97 @@ static struct arena_block *new_block(size_t size) {
     return block;
 }
 
-static void free_blocks(runtime *e) {
-    while (e->arena) {
-        struct arena_block *next = e->arena->next;
-        free(e->arena);
-        e->arena = next;
+static void free_blocks(runtime *rt) {
+    while (rt->arena) {
+        struct arena_block *next = rt->arena->next;
+        free(rt->arena);
+        rt->arena = next;
     }
 }
 
-/* After an op that needed several blocks, one block of their sum takes their place: soon every op finds all it needs in one. */
-void arena_reset(runtime *e) {
-    e->out_of_memory = 0;
-    if (e->arena && e->arena->next) {
+/* Replaces the several blocks of an operation by one of their total size, so that soon every operation fits into one block. */
+void arena_reset(runtime *rt) {
+    rt->out_of_memory = 0;
+    if (rt->arena && rt->arena->next) {
         size_t total = 0;
-        for (struct arena_block *b = e->arena; b; b = b->next) {
+        for (struct arena_block *b = rt->arena; b; b = b->next) {
             total += b->size;
         }
-        free_blocks(e);
-        e->arena = new_block(total);
+        free_blocks(rt);
+        rt->arena = new_block(total);
     }
-    if (e->arena) {
-        e->arena->used = 0;
+    if (rt->arena) {
+        rt->arena->used = 0;
     }
 }
 
-void *arena_bytes(runtime *e, size_t bytes) {
+void *arena_bytes(runtime *rt, size_t bytes) {
     bytes = (bytes + 63) / 64 * 64;
-    if (!e->arena || e->arena->size - e->arena->used < bytes) {
+    if (!rt->arena || rt->arena->size - rt->arena->used < bytes) {
         struct arena_block *block = new_block(bytes > 1 << 20 ? bytes : 1 << 20);
         if (!block) {
-            e->out_of_memory = 1;
+            rt->out_of_memory = 1;
             return NULL;
         }
-        block->next = e->arena;
-        e->arena = block;
+        block->next = rt->arena;
+        rt->arena = block;
     }
-    void *result = e->arena->data + e->arena->used;
-    e->arena->used += bytes;
+    void *result = rt->arena->data + rt->arena->used;
+    rt->arena->used += bytes;
     return result;
 }
 
-void reserve_scratch(runtime *e, size_t floats) {
-    if (floats <= e->scratch_floats) {
+void reserve_scratch(runtime *rt, size_t floats) {
+    if (floats <= rt->scratch_floats) {
         return;
     }
     floats = (floats + 1023) / 1024 * 1024;
-    e->scratch_floats = 0;
-    for (int i = 0; i < pool_threads(e->threads); i++) {
-        free(e->scratch[i]);
-        e->scratch[i] = aligned_alloc(64, floats * sizeof(float));
-        if (!e->scratch[i]) {
-            e->out_of_memory = 1;
+    rt->scratch_floats = 0;
+    for (int i = 0; i < pool_threads(rt->threads); i++) {
+        free(rt->scratch[i]);
+        rt->scratch[i] = aligned_alloc(64, floats * sizeof(float));
+        if (!rt->scratch[i]) {
+            rt->out_of_memory = 1;
             return;
         }
     }
-    e->scratch_floats = floats;
+    rt->scratch_floats = floats;
 }
 
 EXPORT runtime *hr_open(int threads, int64_t least_shared_work, int64_t most_partial_bytes, int round_activations) {
-    runtime *e = calloc(1, sizeof *e);
-    if (!e || !(e->threads = pool_open(threads))) {
-        free(e);
+    runtime *rt = calloc(1, sizeof *rt);
+    if (!rt || !(rt->threads = pool_open(threads))) {
+        free(rt);
         return NULL;
     }
-    e->least_shared_work = (size_t)least_shared_work;
-    e->most_partial_bytes = (size_t)most_partial_bytes;
-    e->round_activations = round_activations;
-    e->scratch = calloc((size_t)pool_threads(e->threads), sizeof *e->scratch);
-    if (!e->scratch) {
-        pool_close(e->threads), free(e);
+    rt->least_shared_work = (size_t)least_shared_work;
+    rt->most_partial_bytes = (size_t)most_partial_bytes;
+    rt->round_activations = round_activations;
+    rt->scratch = calloc((size_t)pool_threads(rt->threads), sizeof *rt->scratch);
+    if (!rt->scratch) {
+        pool_close(rt->threads), free(rt);
         return NULL;
     }
-    return e;
+    return rt;
 }
 
-EXPORT void hr_close(runtime *e) {
-    for (int i = 0; i < pool_threads(e->threads); i++) {
-        free(e->scratch[i]);
+EXPORT void hr_close(runtime *rt) {
+    for (int i = 0; i < pool_threads(rt->threads); i++) {
+        free(rt->scratch[i]);
     }
-    pool_close(e->threads);
-    free_blocks(e);
-    free(e->scratch), free(e);
+    pool_close(rt->threads);
+    free_blocks(rt);
+    free(rt->scratch), free(rt);
 }
 
-/* Book number `index` in the order of struct codebooks; the memory stays the caller's. */
-EXPORT int hr_set_codebook(runtime *e, int index, const float *book) {
-    const float **books[] = {&e->books.iq2_xxs, &e->books.iq2_xs, &e->books.iq2_s, &e->books.iq3_xxs, &e->books.iq3_s, &e->books.iq1};
+/* Sets codebook `index` in the order of struct codebooks; the caller owns the memory. */
+EXPORT int hr_set_codebook(runtime *rt, int index, const float *book) {
+    const float **books[] = {&rt->books.iq2_xxs, &rt->books.iq2_xs, &rt->books.iq2_s, &rt->books.iq3_xxs, &rt->books.iq3_s, &rt->books.iq1};
     *books[index] = book;
     return 0;
 }
 
-EXPORT int hr_threads(const runtime *e) { return pool_threads(e->threads); }
+EXPORT int hr_threads(const runtime *rt) { return pool_threads(rt->threads); }
 
 void rms_norm(const float *x, const float *weight, float epsilon, int n, float *y) {
     int whole = n / LANES * LANES, rest = n - whole;
@@ -143,13 +143,13 @@ static void norm_task(void *context, int token, int worker) {
     memset(out + size, 0, (ld - size) * sizeof *out);
 }
 
-void norm_tokens(runtime *e, const float *hidden, const float *weight, float epsilon, int num_tokens, int size, float *out) {
+void norm_tokens(runtime *rt, const float *hidden, const float *weight, float epsilon, int num_tokens, int size, float *out) {
     norm_job job = {hidden, weight, epsilon, size, out};
-    run_tasks(e, norm_task, &job, num_tokens, 4 * (size_t)num_tokens * (size_t)size);
+    run_tasks(rt, norm_task, &job, num_tokens, 4 * (size_t)num_tokens * (size_t)size);
 }
 
-int32_t *sequence_of_token(runtime *e, const step_inputs *in) {
-    int32_t *sequence = arena_bytes(e, (size_t)in->num_tokens * sizeof *sequence);
+int32_t *sequence_of_token(runtime *rt, const step_inputs *in) {
+    int32_t *sequence = arena_bytes(rt, (size_t)in->num_tokens * sizeof *sequence);
     for (int s = 0; sequence && s < in->num_sequences; s++) {
         for (int t = in->cu_seqlens[s]; t < in->cu_seqlens[s + 1]; t++) {
             sequence[t] = s;

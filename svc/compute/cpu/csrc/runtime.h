@@ -1,7 +1,7 @@
-/* What Python passes in (mirrored in svc/compute/cpu/structs.py), and the runtime: thread pool and scratch memory.
+/* The structures that Python passes in (mirrored in svc/compute/cpu/structs.py), and the runtime: thread pool and scratch memory.
  *
- * Ops return 0, or -1 when memory for scratch could not be had. All pointers belong to the caller and stay valid during a call.
- * Letters: T tokens, C hidden size, B sequences, P page tokens; rows of activations inside an op are padded to whole lanes. */
+ * Operations return 0, or -1 if there was no memory for scratch. All pointers belong to the caller and stay valid during a call.
+ * Letters: T tokens, C hidden size, B sequences, P page tokens; rows of activations inside an operation are padded to whole lanes. */
 #ifndef HEADRACE_RUNTIME_H
 #define HEADRACE_RUNTIME_H
 
@@ -41,7 +41,7 @@ typedef struct {
     int32_t index, num_heads, num_kv_heads, head_dim, rotary_dims, gated, interleaved;
     float epsilon;
     const float *input_norm;
-    const float *query_norm, *key_norm, *query_bias, *key_bias, *value_bias; /* NULL where the architecture has none */
+    const float *query_norm, *key_norm, *query_bias, *key_bias, *value_bias; /* NULL if the architecture has none */
     matrix query, key, value, output;
 } attention_layer;
 
@@ -62,8 +62,8 @@ typedef struct {
 typedef struct {
     pool *threads;
     size_t least_shared_work;  /* see run_tasks */
-    size_t most_partial_bytes; /* scratch for segments of attention under way at once; one of all queries is always possible */
-    int round_activations;     /* products in integers where the type of the weights has a kernel for it (int_matmul.c) */
+    size_t most_partial_bytes; /* scratch for segments of attention in flight; one segment of all queries is always allowed */
+    int round_activations;     /* integer products for the types of weights that have a kernel (int_matmul.c) */
     codebooks books;
     float **scratch; /* one block per thread, of scratch_floats */
     size_t scratch_floats;
@@ -71,22 +71,22 @@ typedef struct {
     int out_of_memory;
 } runtime;
 
-/* Arena: memory of one op, given back all at once when the next op begins. NULL (and out_of_memory) when there is none. */
-void arena_reset(runtime *e);
-void *arena_bytes(runtime *e, size_t bytes);
-ALWAYS_INLINE float *arena_floats(runtime *e, size_t count) { return arena_bytes(e, count * sizeof(float)); }
+/* Arena: memory of one operation, freed all at once when the next one begins. NULL (and out_of_memory) if there is none. */
+void arena_reset(runtime *rt);
+void *arena_bytes(runtime *rt, size_t bytes);
+ALWAYS_INLINE float *arena_floats(runtime *rt, size_t count) { return arena_bytes(rt, count * sizeof(float)); }
 /* At least `floats` of private scratch for every thread; call it outside of tasks. */
-void reserve_scratch(runtime *e, size_t floats);
+void reserve_scratch(runtime *rt, size_t floats);
 
-/* Runs tasks on all threads, or on this one when all of them together are less work than handing them out: `work` is the total in
- * multiply-adds, roughly. No result depends on it. */
-ALWAYS_INLINE void run_tasks(runtime *e, task_fn fn, void *context, int num_tasks, size_t work) {
-    if (work < e->least_shared_work) {
+/* Runs tasks on all threads, or on this one if handing them out would take longer than the work itself: `work` is the rough total in
+ * multiply-adds. No result depends on it. */
+ALWAYS_INLINE void run_tasks(runtime *rt, task_fn fn, void *context, int num_tasks, size_t work) {
+    if (work < rt->least_shared_work) {
         for (int task = 0; task < num_tasks; task++) {
             fn(context, task, 0);
         }
     } else {
-        pool_run(e->threads, fn, context, num_tasks);
+        pool_run(rt->threads, fn, context, num_tasks);
     }
 }
 
@@ -95,9 +95,9 @@ ALWAYS_INLINE int min_int(int a, int b) { return a < b ? a : b; }
 
 /* y = x * rsqrt(mean(x^2) + epsilon) * weight, n values; y may be x. */
 void rms_norm(const float *x, const float *weight, float epsilon, int n, float *y);
-/* out [T][ROUND_LANES(C)] = rms_norm of each row of hidden [T][C], zeros behind C. */
-void norm_tokens(runtime *e, const float *hidden, const float *weight, float epsilon, int num_tokens, int size, float *out);
+/* out [T][ROUND_LANES(C)] = rms_norm of each row of hidden [T][C], zeros after C. */
+void norm_tokens(runtime *rt, const float *hidden, const float *weight, float epsilon, int num_tokens, int size, float *out);
 /* Index of the sequence of each token, [T]. */
-int32_t *sequence_of_token(runtime *e, const step_inputs *in);
+int32_t *sequence_of_token(runtime *rt, const step_inputs *in);
 
 #endif

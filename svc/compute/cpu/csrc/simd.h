@@ -3,7 +3,7 @@
  * The same sources are built several times (plain, AVX2+FMA+F16C, AVX-512, NEON). Each build must give the same bits, so:
  * - v_madd is a FUSED multiply-add everywhere (plain C: fmaf, correctly rounded),
  * - v_sum (and v_hmax) join lanes in one fixed tree: i with i+8, i with i+4, i with i+2, i with i+1,
- * - v_max(a, b) is a > b ? a : b and v_min(a, b) is a < b ? a : b (what x86 does with NaN: the second operand),
+ * - v_max(a, b) is a > b ? a : b and v_min(a, b) is a < b ? a : b (as on x86, the second operand if one is NaN),
  * - float <-> half conversion rounds to nearest even.
  * The plain build is the oracle of the others.
  */
@@ -15,7 +15,7 @@
 #include <string.h>
 
 #define LANES 16
-#if defined(HEADRACE_PLAIN) /* no vector registers to keep values in: inlining everything only makes the build slow */
+#if defined(HEADRACE_PLAIN) /* no vector registers: inlining everything would only make the build slow */
 #define ALWAYS_INLINE static inline
 #else
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
@@ -204,7 +204,7 @@ ALWAYS_INLINE float v_hmax(f32x16 a) {
     c = _mm_max_ps(c, _mm_movehl_ps(c, c));
     return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
 }
-/* After the first step a vector holds what is left of rows i and i + 4. */
+/* After the first step a vector holds partial sums of rows i and i + 4. */
 ALWAYS_INLINE f32x16 v_sum16(const f32x16 a[16]) {
     __m256 u[8], w[4];
 #pragma GCC unroll 8

@@ -1,5 +1,5 @@
-/* b16: sixteen bytes, what packed weights are spread with before they become floats. Shifts move pairs of bytes on some builds, so
- * what they bring in from a neighbour has to be masked away. */
+/* b16: sixteen bytes, for unpacking weights before they become floats. Some builds shift pairs of bytes, so callers must mask away the
+ * bits that come from a neighbour. */
 #ifndef HEADRACE_SIMD_BYTES_H
 #define HEADRACE_SIMD_BYTES_H
 
@@ -16,7 +16,7 @@ ALWAYS_INLINE b16 b_right(b16 a, int n) { return _mm_srli_epi16(a, n); }
 ALWAYS_INLINE b16 b_left(b16 a, int n) { return _mm_slli_epi16(a, n); }
 ALWAYS_INLINE b16 b_lookup(b16 table, b16 index) { return _mm_shuffle_epi8(table, index); }
 ALWAYS_INLINE b16 b_pair(uint64_t low, uint64_t high) { return _mm_set_epi64x((int64_t)high, (int64_t)low); }
-/* 255 where the bit is set */
+/* 255 for a set bit, else 0 */
 ALWAYS_INLINE b16 b_where(uint32_t bits) {
     const b16 each = _mm_set1_epi64x((int64_t)0x8040201008040201);
     b16 bytes = _mm_shuffle_epi8(_mm_set1_epi16((int16_t)bits), _mm_set_epi64x(0x0101010101010101, 0));
@@ -120,7 +120,7 @@ ALWAYS_INLINE f32x16 v_load_fours(const float *a, const float *b, const float *c
 #endif
 }
 
-/* -a where the bit is set: the sign alone changes, also that of NaN. */
+/* -a for a set bit: only the sign changes, even of NaN. */
 ALWAYS_INLINE f32x16 v_negate_where(f32x16 a, uint32_t bits) {
 #if SIMD_AVX512
     __m512i x = _mm512_castps_si512(a);

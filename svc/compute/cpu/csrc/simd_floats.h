@@ -1,4 +1,4 @@
-/* Parts of sixteen lanes as one register holds them, weights of the float types loaded into them, and how many sums fit in registers. */
+/* Parts of sixteen lanes that fit into one register, loads of float weights into them, and the numbers of sums that registers hold. */
 #ifndef HEADRACE_SIMD_FLOATS_H
 #define HEADRACE_SIMD_FLOATS_H
 

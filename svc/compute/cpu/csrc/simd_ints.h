@@ -1,8 +1,8 @@
 /* Integer lanes of the int8 products: INT_LANES rows of weights at a time, each 32-bit lane with four consecutive columns of its row.
  *
  * All of it is exact, so builds may differ in width and instructions and still give the same bits. DIRECT_DOT: four products of an
- * unsigned by a signed byte (NEON: signed by signed) are added into a 32-bit lane in one step (VNNI, NEON, plain C); without it pairs
- * of products are added in 16 bits first, and int_matmul.c keeps those sums in range. */
+ * unsigned by a signed byte (NEON: signed by signed) are added into a 32-bit lane in one step (VNNI, NEON, plain C); otherwise pairs
+ * of products are added in 16 bits first, and int_tile.h keeps those sums in range. */
 #ifndef HEADRACE_SIMD_INTS_H
 #define HEADRACE_SIMD_INTS_H
 
@@ -191,7 +191,7 @@ ALWAYS_INLINE void transpose_piece(const uint8_t *rows, size_t stride, ints out[
 }
 #endif
 
-/* Signed bytes are multiplied as they are; otherwise an unsigned factor is wanted, and 128 times the sum is taken off later. */
+/* Whether signed bytes are multiplied directly; otherwise one factor must be unsigned, and 128 times the sum is subtracted later. */
 #ifndef SIGNED_WEIGHTS
 #define SIGNED_WEIGHTS (!DIRECT_DOT)
 #endif

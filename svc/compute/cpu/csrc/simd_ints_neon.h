@@ -1,5 +1,5 @@
 /* The integer lanes of simd_ints.h on NEON: four rows. Weights are signed bytes there, so that SDOT takes them; processors without it
- * multiply to 16 bits and add up pairs, which 16 bits can hold: 2 x 128 x 127 is the most. */
+ * multiply to 16 bits and add pairs, which fit into 16 bits: 2 x 128 x 127 is the maximum. */
 #ifndef HEADRACE_SIMD_INTS_NEON_H
 #define HEADRACE_SIMD_INTS_NEON_H
 

@@ -1,5 +1,5 @@
-/* exp and its relatives on sixteen lanes: the same bits in every build, because only fused multiply-adds and IEEE-exact operations
- * are used and never libm. A lane's result does not depend on its neighbours. NaN stays NaN. */
+/* exp and related functions on sixteen lanes: the same bits in every build, because they use only fused multiply-adds and IEEE-exact
+ * operations, never libm. A lane's result does not depend on its neighbours. NaN stays NaN. */
 #ifndef HEADRACE_SIMD_MATH_H
 #define HEADRACE_SIMD_MATH_H
 

@@ -1,4 +1,4 @@
-"""The fast sums over a large vocabulary against their definitions: the same index, the same nucleus, wherever the target falls."""
+"""The fast sums of top_p.py and inverse_cdf.py against their definitions: the same index and nucleus, wherever the target falls."""
 
 from collections.abc import Callable
 
@@ -8,16 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from svc.compute.sampling import chain, shares
+from svc.compute.sampling import chain, inverse_cdf
+from svc.compute.sampling import top_p as top_p_module
+from svc.compute.sampling.inverse_cdf import BLOCK, pick, pick_defined
 from svc.compute.sampling.params import SamplingParams
-from svc.compute.sampling.shares import nucleus, nucleus_defined, pick, pick_defined, scaled_below_best
+from svc.compute.sampling.top_p import nucleus, nucleus_defined, scaled_below_best
 
-SIZE = 5 * shares.BLOCK + 17
+SIZE = 5 * BLOCK + 17
 Row = NDArray[np.float32]
 
 
 def _spikes(random: np.random.Generator, size: int) -> Row:
-    """What models give: a few tokens far above a bell."""
+    """As models give them: a few tokens far above a bell curve."""
     row = random.normal(0, 2.5, size)
     row[random.integers(0, size, 5)] = random.uniform(12, 25, 5)
     return row.astype(np.float32)
@@ -110,8 +112,8 @@ def test_ordinary_rows_need_no_definition(monkeypatch: pytest.MonkeyPatch) -> No
         assert len(weights) < SIZE, "the definition was asked"
         return pick_defined(weights, u)
 
-    monkeypatch.setattr(shares, "pick_defined", only_few)
-    monkeypatch.setattr(shares, "nucleus_defined", refuse)
+    monkeypatch.setattr(inverse_cdf, "pick_defined", only_few)
+    monkeypatch.setattr(top_p_module, "nucleus_defined", refuse)
     row = _spikes(np.random.default_rng(8), SIZE)
     for position in range(100):
         chain.sample(row, SamplingParams(), (), 0, position)
@@ -137,7 +139,7 @@ def plain_draw(logits: NDArray[np.floating], params: SamplingParams, u: float) -
 @settings(max_examples=150, deadline=None)
 @given(
     kind=st.sampled_from(sorted(ROWS)),
-    size=st.sampled_from([1, 63, 2 * shares.BLOCK, 2 * shares.BLOCK + 1, 9000]),
+    size=st.sampled_from([1, 63, 2 * BLOCK, 2 * BLOCK + 1, 9000]),
     seed=st.integers(0, 99),
     temperature=st.sampled_from([1e-300, 0.01, 0.6, 1.0, 2.0, 1e6]),
     top_k=st.sampled_from([0, 0, 1, 2, 20, 500]),
