@@ -2,7 +2,7 @@
 // for a live row, or -1 if the answer ends with it.
 #include "common.cuh"
 
-// n samples, one thread each. stops[cu_stops[i] .. cu_stops[i + 1]): ids that end the answer. A negative row: nobody goes on from this
+// n samples, one thread each. stops[cu_stops[i] .. cu_stops[i + 1]): ids that end the answer. A negative row: no step goes on from this
 // sample.
 extern "C" __global__ void __launch_bounds__(64)
 pending_note(int* __restrict__ next, const int* __restrict__ tokens, const int* __restrict__ rows, const int* __restrict__ stops,

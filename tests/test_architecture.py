@@ -1,6 +1,7 @@
 """Who may import whom: the table of docs/architecture.md, held against the syntax trees of `svc/`."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -176,6 +177,33 @@ def native_files() -> list[Path]:
 def test_file_is_a_chapter(path: Path) -> None:
     """A file is short enough to be read in one sitting."""
     assert len(path.read_text().splitlines()) <= LONGEST_FILE_LINES
+
+
+# Documents that are not in the repository, and numbers of rules, issues and sections in them.
+OUTSIDE = re.compile(
+    "|".join((
+        "ARCH_SPEC", "CUDA_ON_CPU", r"(KERNELS|SCENARIOS|FIXTURES|STYLE|ECOSYSTEM)\.md", r"DESIGN\b", r"SCENARIOS? \d",
+        r"\b[Rr]ule \d(?!\d)", r"\b[Ii]ssue #?\d",
+    ))
+)  # fmt: skip
+
+
+def text_files() -> list[Path]:
+    suffixes = {".py", ".md", ".c", ".h", ".cu", ".cuh", ".cpp", ".toml", ".yml", ".in", ".sh"}
+    folders = [ROOT / name for name in ("svc", "cuda_src", "tests", "docs", "ops")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in suffixes]
+    return sorted([*files, *ROOT.glob("*.md"), ROOT / "setup.py", ROOT / "pyproject.toml", ROOT / "Makefile"])
+
+
+def test_no_reference_leads_outside() -> None:
+    """Code, tests and documents refer only to documents of the repository."""
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in text_files()
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if OUTSIDE.search(line) and path != Path(__file__)
+    ]
+    assert found == []
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ LOGITS_REFERENCE_SELF_AMPLIFIED = 5e-4
 
 # One op against float64 on random inputs in the order of 1, absolute and relative: float32 sums of some hundred terms.
 KERNEL = 2e-5
-# The same on CUDA, against float64 that rounds activations to 8 bits where the room does: chunks of 64 tokens add up more before
+# The same on CUDA, against float64 that rounds activations to 8 bits as the backend does: chunks of 64 tokens add up more before
 # they are written, attention multiplies in split halves.
 KERNEL_CUDA = 1e-4
 # The same with K and V stored as float16 (11 bits): half a unit in the last place of each key and value.

@@ -70,7 +70,7 @@ struct RowTile {
   }
 };
 
-// Into `high` and, `low` halves behind it, [ROWS][STRIDE] each; by `warps` warps, of which this is number `warp`. Rows that do not exist
+// Into `high` and, `low` halves after it, [ROWS][STRIDE] each; by `warps` warps, of which this is number `warp`. Rows that do not exist
 // are zero.
 __device__ __forceinline__ void load_queries(f16* high, int low, const float* query, int query_stride, const RowTile& tile, int warp,
                                              int warps) {

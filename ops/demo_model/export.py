@@ -1,4 +1,4 @@
-"""The trained weights as GGUF files, by the project's own writer (ARCH_SPEC 3, 3.1): float32 and Q8_0."""
+"""The trained weights as GGUF files, by the project's own writer (docs/model_math.md): float32 and Q8_0."""
 
 import json
 from pathlib import Path

@@ -51,7 +51,7 @@ class Norm(nn.Module):
 
 
 def chunked_delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, chunk: int = 32) -> Tensor:
-    """The gated delta rule over whole sequences from a zero state, `chunk` tokens at a time (ARCH_SPEC 6.4).
+    """The gated delta rule over whole sequences from a zero state, `chunk` tokens at a time (docs/model_math.md).
 
     q, k [B, K, T, D] (normalised, q scaled), v [B, H, T, D], g (log decay) and beta [B, H, T] -> [B, H, T, D].
     Value head h reads key head h % K. float32.

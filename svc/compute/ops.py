@@ -65,7 +65,7 @@ class Ops(Protocol):
     def bytes_for_caches(self, sizes: StepSizes, weights_bytes: int) -> int | None:
         """Bytes of the device's own memory that weights and steps leave for caches; None if the device has no memory of its own.
 
-        MemoryBudgetError when nothing is left."""
+        MemoryBudgetError if nothing is left."""
 
     def reserve(self, config: ModelConfig, plan: MemoryPlan, max_step_tokens: int, logit_rows: int) -> None:
         """Called once, before the first step: allocates the scratch memory of the largest step. `logit_rows`: most rows of one

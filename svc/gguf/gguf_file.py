@@ -168,7 +168,7 @@ def _view(part: Part, entry: TensorEntry) -> GgufTensor:
     missing = start + prod(shape) - len(data)
     if missing > 0:
         raise ModelFileError(
-            f"{path}: the file is truncated or damaged: the tensor {name} ends {missing} bytes behind the end of the file"
+            f"{path}: the file is truncated or damaged: the tensor {name} ends {missing} bytes after the end of the file"
         )
     rows = np.frombuffer(data, np.uint8, prod(shape), start).reshape(shape)
     return GgufTensor(entry.name, entry.shape, kind.name, rows)

@@ -11,18 +11,18 @@ from svc.model.not_computed import refuse_unknown_computations
 
 # Tensors of a multimodal model that text does not need.
 OTHER_SENSES = ("v.", "mm.", "a.")
-DEFAULT_ROPE_BASE = 10_000.0  # as the format has it
+DEFAULT_ROPE_BASE = 10_000.0  # the format's default
 DEFAULT_ATTENTION_INTERVAL = 4  # of hybrid files that give neither `recurrent_layers` nor an interval
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What an architecture's name alone decides."""
+    """Properties that follow from the architecture's name alone."""
 
     hybrid: bool  # has DeltaNet layers
     experts: bool  # feed-forward layers are mixtures of experts
     shared_expert: bool
-    rotary_share: float  # rotary part of a head where the file does not say
+    rotary_share: float  # rotary part of a head if the file does not say
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,7 @@ def test_chunks(start: int, tokens: int) -> None:
     "pieces", [[(9, 1)], [(5, 1)] * 8, [(5, 1)] * 40, [(0, 100)], [(3, 1), (0, 70), (60, 8)], [(0, 1100)]], ids=str
 )
 def test_launches(name: str, pieces: Sequence[tuple[int, int]]) -> None:
-    """The kernels that are counted are those that the CUDA room launches, in its order: (start, tokens) of each sequence."""
+    """The counted kernels are those that the CUDA backend launches, in its order: (start, tokens) of each sequence."""
     config, source = open_model(GGUF / f"{name}.gguf")
     device, tokens = RecordingDevice(), sum(count for _, count in pieces)
     ops: Any = CudaOps(device)  # type: ignore[arg-type]

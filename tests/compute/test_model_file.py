@@ -130,7 +130,7 @@ def test_settings_over_a_file_without_scaling(settings: dict[str, Any], scaling:
 def test_settings_over_a_file_with_scaling(
     yarn_file: Path, settings: dict[str, Any], scaling: RopeScaling | None, full_context: int
 ) -> None:
-    """Each setting replaces one number of the file; the others stay, and what is negative is not set."""
+    """Each setting replaces one number of the file; the others stay, and a negative number means not set."""
     config = opened(yarn_file, **settings).config
     assert (config.rope_scaling, config.full_context) == (scaling, full_context)
 
@@ -152,7 +152,7 @@ def test_base() -> None:
     ],
 )
 def test_impossible_settings(settings: dict[str, Any], sentence: str) -> None:
-    """The setting is named, not the key it stands for."""
+    """The message names the setting, not its key."""
     with pytest.raises(ConfigError) as caught:
         opened(**settings)
     assert str(caught.value) == sentence
@@ -169,7 +169,7 @@ def test_impossible_settings(settings: dict[str, Any], sentence: str) -> None:
     ],
 )
 def test_rope_settings_without_effect_are_named(settings: dict[str, Any], idle: list[str]) -> None:
-    """Nobody should believe that a setting works which does not."""
+    """A setting without effect is reported."""
     remarks = opened(**settings).remarks
     assert [remark.reason.split()[0] for remark in remarks] == idle
     assert all(remark.event == "option_without_effect" for remark in remarks)
@@ -205,7 +205,7 @@ def test_a_context_beyond_the_trained_one_is_allowed_with_one_sentence() -> None
 
 
 def test_a_context_beyond_the_stretched_one(yarn_file: Path) -> None:
-    """With YaRN zero means the stretched context, and only what is behind that is beyond."""
+    """With YaRN zero means the stretched context, and only a longer one is beyond."""
     assert opened(yarn_file).context_tokens == 8192
     assert opened(yarn_file, ctx=8192).remarks == ()
     (remark,) = opened(yarn_file, ctx=8193).remarks

@@ -1,6 +1,6 @@
-"""Steps submitted before the one before has ended: pending tokens and skipped chunks, the same in every backend.
+"""Steps submitted before the previous one has ended: pending tokens and skipped chunks, the same on every backend.
 
-The control is the same steps one after the other, each with the tokens that the one before gave.
+The control is the same steps one after the other, each with the tokens that the previous step sampled.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ needs_compiler = pytest.mark.skipif(not have_compiler(), reason="the CUDA emulat
 
 
 def lazy_device() -> Device:
-    """Nothing happens on it before somebody waits for it."""
+    """It does nothing until the host waits."""
     return cast(Device, EmulatedDevice(lazy=True))
 
 
@@ -57,7 +57,7 @@ def model(backend: str) -> CpuModel:
 
 
 class Texts:
-    """Three texts in rows 0 to 2, and what was sampled behind them so far; a chunk or a sample is for the next token of each."""
+    """Three texts in rows 0 to 2, and the tokens sampled after them so far; a chunk or a sample is for the next token of each."""
 
     def __init__(self, model: CpuModel, params: SamplingParams = GREEDY) -> None:
         self.model, self.params = model, params

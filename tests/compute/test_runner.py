@@ -56,7 +56,7 @@ def recording() -> tuple[RecordingOps, ModelRunner]:
 
 
 def test_order_of_a_step(rig: Rig) -> None:
-    """Copies, saves, zeros, restores, forward, scores, then samples: the list in backend.py, whatever the batch's own order."""
+    """Copies, saves, zeros, restores, forward, scores, then samples: the list in backend.py, for any order in the batch."""
     ops, runner = recording()
     runner.run(
         StepBatch(
@@ -88,7 +88,7 @@ def test_order_of_a_step(rig: Rig) -> None:
     ],
 )
 def test_without_chunks(batch: StepBatch, calls: list[str]) -> None:
-    """Only what was asked for is done, and waited for."""
+    """Nothing more is done or waited for than the batch asks."""
     ops, runner = recording()
     runner.run(batch)
     assert ops.calls == [*calls, "mark"]
@@ -242,7 +242,7 @@ def test_a_model_too_large_to_be_read_in(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_close_closes_the_ops() -> None:
-    """The runner is the owner of the room: its threads end with it."""
+    """The runner owns the operations: their threads end with it."""
     ops, runner = recording()
     runner.close()
     assert ops.calls == ["close"]

@@ -103,7 +103,7 @@ class DeviceStep:
 
 
 async def test_the_next_step_is_begun_before_one_is_waited_for() -> None:
-    """On a device that works by itself: whoever submits the next step before asking for a result lets it begin in time."""
+    """On an asynchronous device: a step submitted before the result of the previous one is asked for begins in time."""
     backend = DeviceBackend()
     worker = ComputeWorker(backend)
     steps = [worker.submit(EMPTY), worker.submit(EMPTY)]

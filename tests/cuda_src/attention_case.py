@@ -1,4 +1,4 @@
-"""Random steps for the attention kernels, and what they must give, in float64 and written down on its own."""
+"""Random steps for the attention kernels, and their expected results in float64, from a separate implementation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -62,12 +62,13 @@ class Shape:
 
 @dataclass
 class Case:
-    """`batch`: (tokens before the step, tokens in the step) of each sequence. Pages are shuffled; what nobody wrote is NaN."""
+    """`batch`: (tokens before the step, tokens in the step) of each sequence. Pages are shuffled; memory that was not written is
+    NaN."""
 
     shape: Shape
     batch: Sequence[tuple[int, int]]
     padding: frozenset[int] = frozenset()  # sequences whose row is negative
-    extra_tokens: int = 0  # behind the last sequence
+    extra_tokens: int = 0  # after the last sequence
     seed: int = 0
     random: np.random.Generator = field(init=False)
 

@@ -1,4 +1,4 @@
-"""`make kernels`: compiles all kernels for all architectures and prints what each one takes of a multiprocessor.
+"""`make kernels`: compiles all kernels for all architectures and prints their use of a multiprocessor.
 
 Exits with 1 when one fails, spills or has too much shared memory. Occupancy is at the block size of the launch bounds, without
 dynamic shared memory: the share of a multiprocessor's threads that its registers and shared memory allow.
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def _report_source(name: str, archs: tuple[int, ...]) -> list[str]:
-    """Prints a line a kernel; returns what is wrong."""
+    """Prints a line per kernel; returns the problems."""
     source, problems = load_source(name), []
     for defines in variants(source):
         label = " ".join(f"{key}={value}" for key, value in defines.items())

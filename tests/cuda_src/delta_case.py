@@ -1,4 +1,4 @@
-"""A DeltaNet layer's core with random inputs, and in float64 all that must come out of it, token by token from the formulas."""
+"""A DeltaNet layer's core with random inputs, and its expected results in float64, token by token from the formulas."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -79,7 +79,7 @@ class Piece:
 
 
 class DeltaCase:
-    """Change `numbers` or `vectors` before `run`, if at all. Whatever the kernels may not read is NaN."""
+    """Change `numbers` or `vectors` before `run`, if at all. Memory that the kernels must not read is NaN."""
 
     def __init__(self, shape: Shape, pieces: list[Piece], seed: int = 0, spare_tokens: int = 0) -> None:
         self.shape, self.pieces = shape, pieces
@@ -134,7 +134,7 @@ class DeltaCase:
 
     # -- float64 ----------------------------------------------------------------------------------------------------------------
     def expected(self) -> tuple[Array, Array, Array]:
-        """(out, rows, snapshots); NaN where nobody writes."""
+        """(out, rows, snapshots); NaN where nothing is written."""
         values = self.shape.num_value_heads * self.shape.value_dim
         out = np.zeros((self.num_tokens, values))
         rows = self.rows.astype(float)

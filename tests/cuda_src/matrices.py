@@ -34,7 +34,7 @@ HALVES = {
 
 
 def some_columns(name: str, pieces: int) -> int:
-    """About so many groups of 32 columns: as many blocks as hold them."""
+    """Whole blocks for about this many groups of 32 columns."""
     size = max(QUANT_TYPES[name].block_size, 32)
     return -(-pieces * 32 // size) * size
 

@@ -22,7 +22,7 @@ from tests.cuda_emulator.build import cache_directory
 from tests.cuda_emulator.elf import sections
 
 OPTIONS = ("-std=c++17", "--ptxas-options=-v")
-VERSION = 2  # of what is kept of a report
+VERSION = 2  # of the stored form of a report
 _SIZED, _MAX_THREADS = 4, 5
 _VARIANT = re.compile(r"^//\s*Variant:\s*(.+)$", re.MULTILINE)
 
@@ -59,7 +59,7 @@ def compile_source(source: Source, defines: Mapping[str, str], arch: int) -> lis
     ]
     cached = cache_directory() / f"{source.name}-sm_{arch}-{hashlib.sha256(chr(0).join(key).encode()).hexdigest()[:20]}.json"
     if cached.exists():
-        cached.touch()  # in use: build.py removes what is not
+        cached.touch()  # in use: build.py removes unused files
         return [KernelReport(**entry) for entry in json.loads(cached.read_text())]
     options = [f"-arch=sm_{arch}", *OPTIONS, *(f"-D{name}={value}" for name, value in defines.items())]
     log, cubin = nvrtc().compile(source, options)

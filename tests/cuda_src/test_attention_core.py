@@ -1,4 +1,4 @@
-"""The attention kernels against float64: outputs, what stands in the pages afterwards, and which bits may not change."""
+"""The attention kernels against float64: outputs, pages, and bits that must not change."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from tests.tolerances import KERNEL
 
 # Of the largest magnitude. Far below what float16 operands give (some 1e-4): the low halves must be there.
 TOLERANCE = 3e-6
-CONTRACT = 1e-4  # what every CUDA kernel owes, of the largest magnitude
+CONTRACT = 1e-4  # tolerance of every CUDA kernel, of the largest magnitude
 ALL_PREFILL = 0  # most_decode_tokens: nothing is decoded
 
 # Where numbers matter and the order of threads does not, or where each case compiles its own kernels.
@@ -56,7 +56,7 @@ def check(case: Case, device: Device, plan: AttentionPlan | None = None, toleran
 
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
 def test_batches(device: Device, batch: list[tuple[int, int]]) -> None:
-    """Any mix of decodes, drafts and prefill pieces; rows of pages that nobody wrote are NaN, before and after."""
+    """Any mix of decodes, drafts and prefill pieces; rows of pages that are not written are NaN, before and after."""
     check(Case(SMALL, batch), device)
 
 
@@ -87,7 +87,7 @@ def test_random_steps(device: Device, seed: int) -> None:
 
 @pytest.mark.parametrize("most_decode_tokens", [attention.MOST_DECODE_TOKENS, ALL_PREFILL])
 def test_padding(device: Device, most_decode_tokens: int) -> None:
-    """Sequences with a negative row, tokens behind the last sequence, and a plan made for larger steps: no page is touched for
+    """Sequences with a negative row, tokens after the last sequence, and a plan made for larger steps: no page is touched for
     padding, its outputs are zero, and the others are what they are without."""
     batch = [(40, 1), (7, 1), (3, 10), (0, 12), (260, 1)]
     case = Case(SMALL, batch, padding=frozenset({1, 3}), extra_tokens=3)

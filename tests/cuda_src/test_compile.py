@@ -89,7 +89,7 @@ def test_gate_sees_spills() -> None:
 
 
 def test_log_of_the_assembler() -> None:
-    """Every number from where the log has it."""
+    """Every number is read from its place in the log."""
     log = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'first' for 'sm_90'
 ptxas info    : Function properties for first

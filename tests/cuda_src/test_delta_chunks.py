@@ -20,7 +20,7 @@ pieces = st.builds(
 @given(st.lists(pieces, min_size=1, max_size=4), st.integers(0, STEP_TOKENS))
 def test_chunks_cover_long_sequences(pieces: list[Piece], step_tokens: int) -> None:
     """Chunks are the tokens of all long sequences in order; none crosses a grid position or a captured token; a capture of
-    a long sequence stands at the end of its chunk, once."""
+    a long sequence is at the end of its chunk, once."""
     inputs = DeltaCase(SHAPE, pieces).inputs()
     plan = plan_chunks(inputs, step_tokens)
     assert plan.num_chunks <= most_chunks(inputs.num_tokens, len(pieces), len(inputs.capture_tokens))

@@ -69,7 +69,7 @@ def test_both_forms_agree(device: Device, num_tokens: int) -> None:
 @one_device
 @both_forms
 def test_strong_decay(device: Device, step_tokens: int) -> None:
-    """Log decays of -101 a token among weak ones: what is forgotten underflows to 0, weak decays behind keep their digits."""
+    """Log decays of -101 a token among weak ones: forgotten values underflow to 0, weak decays that follow keep their digits."""
     case = DeltaCase(SMALL, [Piece(1, 90, ((40, 2),), start=3), Piece(0, 7, start=1)])
     case.vectors["a"][:] = -77
     case.vectors["dt_bias"][:] = 0
@@ -92,7 +92,7 @@ def test_saturated_gates(device: Device, step_tokens: int) -> None:
 @one_device
 @both_forms
 def test_near_zero_vectors(device: Device, step_tokens: int) -> None:
-    """The epsilon of the L2 norm stands inside the root: a vector of 1e-4 is not blown up to length 1, and zeros stay zeros."""
+    """The epsilon of the L2 norm is inside the root: a vector of 1e-4 is not blown up to length 1, and zeros stay zeros."""
     case = DeltaCase(SMALL, [Piece(1, 20, start=3), Piece(0, 4)])
     case.numbers["raw"][:12] *= 1e-4
     case.numbers["raw"][12:] = 0
@@ -161,7 +161,7 @@ def test_cuts_change_no_bit(device: Device, step_tokens: int, cut: int) -> None:
 
 @one_device
 def test_captures_change_no_bit(device: Device) -> None:
-    """Without chunks a captured state is what stands in the row of a text that ends there, and nothing else changes."""
+    """Without chunks a captured state equals the row of a text that ends there, and nothing else changes."""
     case = DeltaCase(SMALL, [Piece(2, 30, start=5)])
     out, rows, _ = case.run(device, ALL_STEPS)
     case.pieces[0] = Piece(2, 30, ((3, 1), (8, 0), (30, 4)), start=5)

@@ -18,7 +18,7 @@ from tests.cuda_src.matrices import TYPES, Matrix, some_columns
 
 @pytest.fixture(scope="module")
 def one_device() -> Any:
-    """For what is tried with every type: threads have nothing to do with each other here."""
+    """For tests of every type: threads are independent here."""
     if not have_compiler():
         pytest.skip("the CUDA emulator needs g++")
     return EmulatedDevice()

@@ -29,7 +29,7 @@ KINDS = ["Q8_0", "Q6_K", "Q4_K", "Q2_K", "IQ3_S", "BF16"]
 
 @pytest.fixture(scope="module")
 def one_device() -> Any:
-    """For what is tried with every type or size; the orders of threads are tried with some of them."""
+    """For tests of every type or size; a few of them run in all orders of threads."""
     if not have_compiler():
         pytest.skip("the CUDA emulator needs g++")
     return EmulatedDevice()
@@ -161,7 +161,7 @@ def expected_pairs(stack: Matrix, x: Float32, experts: NDArray[np.int32]) -> Flo
 
 
 def random_experts(tokens: int, ranks: int, num_experts: int, seed: int = 0) -> NDArray[np.int32]:
-    """[T, k], different ones for a token; the last expert and the second are nobody's."""
+    """[T, k], different ones for a token; no token chooses the last expert and the second."""
     rng = np.random.default_rng(seed)
     allowed = [e for e in range(num_experts) if e not in (1, num_experts - 1)]
     return np.stack([rng.choice(allowed, ranks, replace=False) for _ in range(tokens)]).astype(np.int32)

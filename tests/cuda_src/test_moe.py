@@ -98,7 +98,7 @@ def check_order(device: Device, experts: np.ndarray, count: int) -> None:
 @pytest.mark.parametrize("tokens", [1, 2, 9, 33])
 @pytest.mark.parametrize(("count", "used"), SHAPES)
 def test_sort(plain: Device, count: int, used: int, tokens: int) -> None:
-    """Stable, with experts nobody chose and with all pairs at one expert."""
+    """Stable, with experts that no token chose and with all pairs at one expert."""
     random = np.random.default_rng(tokens)
     check_order(plain, np.array([random.permutation(count)[:used] for _ in range(tokens)], np.int32), count)
 
@@ -122,7 +122,7 @@ def test_sort_in_all_orders(device: Device) -> None:
 @pytest.mark.parametrize("with_shared", [False, True])
 @pytest.mark.parametrize(("tokens", "used", "columns"), [(1, 10, 600), (2, 1, 40), (9, 3, 257), (600, 2, 8)])
 def test_combine(plain: Device, tokens: int, used: int, columns: int, with_shared: bool) -> None:
-    """Weighted parts wherever they stand, the gated shared expert, and what was there before; padding tokens stay."""
+    """Weighted parts at any positions, the gated shared expert, and the previous values; padding tokens stay."""
     hidden, parts, weights = normal(0, tokens, columns), normal(1, tokens * used, columns), normal(2, tokens, used)
     shared, x, router = normal(3, tokens, columns), normal(4, tokens, columns), normal(5, columns) / np.float32(np.sqrt(columns))
     positions = np.random.default_rng(6).permutation(tokens * used).astype(np.int32)

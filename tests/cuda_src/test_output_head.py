@@ -23,7 +23,7 @@ def ints(device: Device, *values: int) -> DeviceArray:
 
 @pytest.mark.parametrize("columns", [1, 72, 1000])
 def test_final_hidden(device: Device, columns: int) -> None:
-    """Last tokens into live rows and captured ones into snapshots, behind the states; nothing for a padding sequence."""
+    """Last tokens into live rows and captured ones into snapshots, after the states; nothing for a padding sequence."""
     hidden, weight = normal(0, 9, columns), normal(1, columns)
     before_rows, before_snapshots = normal(2, 5, columns + 31), normal(3, 4, columns + 31)
     rows, snapshots = device.from_host(before_rows), device.from_host(before_snapshots)

@@ -27,7 +27,7 @@ def test_equals_numpy(device: Device, shape: tuple[int, int]) -> None:
 
 
 def test_error_is_half_a_step(device: Device) -> None:
-    """No value is further from its byte than half the scale, whatever the range of its block; the largest reaches 127."""
+    """No value is further from its byte than half the scale, for any range of its block; the largest reaches 127."""
     x = normal(1, 16, 320) * np.float32(10) ** np.arange(-8, 8, dtype=np.float32)[:, None]
     blocks = on_device(device, x)
     restored = (blocks["scale"].astype(float)[:, :, None] * blocks["q"]).reshape(x.shape)

@@ -130,7 +130,7 @@ def test_first_and_last_draw(plain: Device) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_not_finite(plain: Device, bad: float) -> None:
-    """-1 wherever it stands and whatever is banned; other rows are not hurt."""
+    """-1 for a bad logit anywhere, with any bans; other rows are not affected."""
     logits = some_logits(2, 3, 5000)
     logits[1, 4999] = bad
     wanted = [Sample(row, 3, 0, params, banned) for row in range(3) for params in FILTERS[:4] for banned in ((), (4999,))]

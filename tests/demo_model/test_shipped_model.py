@@ -29,7 +29,7 @@ GOLDEN = Path(__file__).parent / "golden.npz"
 PAGES = 32  # of 16 tokens
 
 
-def room(name: str) -> Any:
+def backend(name: str) -> Any:
     if name == "reference":
         return ReferenceOps()
     try:
@@ -41,7 +41,7 @@ def room(name: str) -> Any:
 @pytest.fixture(scope="module", params=["reference", "cpu"])
 def runner(request: pytest.FixtureRequest) -> ModelRunner:
     config, source = open_model(MODEL)
-    ops = room(request.param)
+    ops = backend(request.param)
     plan = MemoryPlan(config.memory_layout(16, "f32"), PAGES, 1, 1)
     return ModelRunner(load_model(source, config, ops), ops, plan, max_step_tokens=512)
 

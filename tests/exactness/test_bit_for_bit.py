@@ -1,4 +1,4 @@
-"""DESIGN section 3: on the cpu backend the same tokens give the same bits, however they were computed.
+"""On the cpu backend the same tokens give the same bits, however they were computed (docs/architecture.md, Exactness).
 
 Each test compares token ids *and* log probabilities (== on floats) with a control from a fresh server that ran the request alone,
 so that nothing is proven by a cache hit.
@@ -42,7 +42,7 @@ def solo(fresh: Fresh, model: str, tokens: list[int], max_tokens: int = 6, param
 @pytest.mark.parametrize("k", [2, 3, 5, 8, 17])
 @pytest.mark.parametrize("model", ALL_MODELS)
 def test_batched(fresh: Fresh, model: str, k: int) -> None:
-    """SCENARIO 10: k conversations at once, each equal to its solo run."""
+    """Scenario 10: k conversations at once, each equal to its solo run."""
     prompts = [prompt(random.Random(i).choice([1, 2, 3, 17, 40, 63]), seed=i) for i in range(k)]
     driver = fresh(model, num_rows=17, num_pages=300)
     answers = [driver.submit(tokens, 6, params=GREEDY) for tokens in prompts]
@@ -98,7 +98,7 @@ def test_branches_do_not_touch_each_other(fresh: Fresh, model: str) -> None:
 
 @pytest.mark.parametrize("model", ALL_MODELS)
 def test_preempted(fresh: Fresh, model: str) -> None:
-    """Preempted in mid-answer and brought back: same bits, and somebody really was preempted."""
+    """Preempted in mid-answer and brought back: same bits, and a preemption really happened."""
     driver = fresh(model, num_pages=12)
     prompts = [prompt(30, seed=i) for i in range(3)]
     answers = [driver.submit(tokens, 50, params=SAMPLED) for tokens in prompts]
@@ -172,7 +172,7 @@ def test_other_instruction_sets(fresh: Fresh, model: str, level: str) -> None:
 
 @pytest.mark.parametrize("model", ALL_MODELS)
 def test_other_page_sizes(fresh: Fresh, model: str) -> None:
-    """Attention reads absolute tiles, whatever the page size."""
+    """Attention reads absolute tiles for any page size."""
     control = solo(fresh, model, prompt(130))
     for page_tokens in (32, 48, 64):
         assert bits(fresh(model, page_tokens=page_tokens).ask(prompt(130), 6, params=GREEDY)) == control
@@ -180,7 +180,7 @@ def test_other_page_sizes(fresh: Fresh, model: str) -> None:
 
 @pytest.mark.parametrize("model", HYBRID_MODELS)
 def test_poisoned_memory_does_not_show(fresh: Fresh, model: str) -> None:
-    """SCENARIO 17: every row, snapshot and page that nobody holds set to NaN, then fresh prompts: all clean."""
+    """Scenario 17: every row, snapshot and page that is not in use set to NaN, then fresh prompts: all clean."""
     driver = fresh(model)
     for seed in range(5):
         driver.ask(prompt(60, seed=seed), 6)

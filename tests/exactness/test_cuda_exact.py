@@ -1,4 +1,4 @@
-"""DESIGN section 3 on the CUDA backend with `exact`: the same tokens give the same bits, however they were computed.
+"""The CUDA backend with `exact` (docs/architecture.md, Exactness): the same tokens give the same bits, however they were computed.
 
 As in test_bit_for_bit.py, token ids *and* log probabilities are compared with a control from a fresh server that ran the request
 alone. Weights are quantized as the files have them, so activations go through 8 bits, and decode steps through recorded graphs.
@@ -72,7 +72,7 @@ def solo(device: Device, file: str, tokens: tuple[int, ...], max_tokens: int = 4
 
 @pytest.mark.parametrize("file", FILES)
 def test_batched(device: Device, fresh: Fresh, file: str) -> None:
-    """SCENARIO 10: conversations at once, prefilled and decoded together in steps of all mixtures, padded to a graph's size."""
+    """Scenario 10: conversations at once, prefilled and decoded together in steps of all mixtures, padded to a graph's size."""
     prompts = [prompt(length, seed=length) for length in (LENGTH, 1, 17, 3, 40)]
     driver = fresh(file, rows=5, pages=60, chunk=48)
     answers = [driver.submit(tokens, 4, params=GREEDY) for tokens in prompts]

@@ -1,8 +1,9 @@
-"""SCENARIOS 1-5, 9, 10 and 13 on the CUDA backend, its device emulated or real: exact counts of reuse, answers equal to cold ones.
+"""Scenarios 1-5, 9, 10 and 13 (docs/scenarios.md) on the CUDA backend, its device emulated or real: exact counts of reuse,
+answers equal to cold ones.
 
-Conversations are token ids: messages, each with a role header of two tokens, and boundaries where the headers stand. What is
-resumed must have the same bits. What is computed in other company, or from a state that decoding left, may round otherwise on
-this backend: there the greedy tokens must be equal, up to a place where the two best tokens are closer than rounding.
+Conversations are token ids: messages, each with a role header of two tokens, and boundaries at the headers. Resumed
+results must have the same bits. Results from other batches, or from a state that decoding left, may be rounded differently on this
+backend: there the greedy tokens must be equal, up to a place where the two best tokens are closer than rounding.
 """
 
 import random
@@ -38,7 +39,7 @@ Message = list[int]
 
 @pytest.fixture(scope="module", params=["eager", "lazy", *(["cuda"] if have_gpu() else [])])
 def device(request: pytest.FixtureRequest) -> Device:
-    """Lazy: nothing on the device happens before somebody waits for it, so that a missing synchronisation shows."""
+    """Lazy: the device does nothing until the host waits, which reveals a missing synchronisation."""
     return GPU.device if request.param == "cuda" else cast(Device, EmulatedDevice(lazy=request.param == "lazy"))
 
 

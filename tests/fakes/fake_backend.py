@@ -160,7 +160,7 @@ class FakeBackend:
             make_move(self, move)
 
     def poison(self, prefix: Sequence[int]) -> None:
-        """The next step that evaluates the last token of `prefix` goes wrong: whatever descends from that state is not finite."""
+        """The next step that evaluates the last token of `prefix` goes wrong: everything computed from that state is not finite."""
         self._poison = tuple(prefix)
 
     def _forward(self, batch: StepBatch) -> None:

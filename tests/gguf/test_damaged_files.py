@@ -87,13 +87,13 @@ def test_the_hand_made_file_is_sound(tmp_path: Path) -> None:
 
 
 def test_a_scalar_entry_becomes_a_vector_of_one(tmp_path: Path) -> None:
-    """A tensor with no dimensions holds one value, as ggml has it."""
+    """A tensor with no dimensions holds one value, as in ggml."""
     path = tmp_path / "scalar.gguf"
     path.write_bytes(gguf_bytes(entries=[entry("t", [])], data=struct.pack("<f", 2.5)))
     assert GgufFile.open(path).tensors["t"].dequantize().tolist() == [2.5]
 
 
-# -- what is at the path -------------------------------------------------------------------------------------------
+# -- the path itself -------------------------------------------------------------------------------------------
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Reading sound model files: against the stock reader of the `gguf` package, and against what was written."""
+"""Reading sound model files: against the reader of the `gguf` package, and against the written values."""
 
 import shutil
 import struct
@@ -220,7 +220,7 @@ def test_a_description_in_another_encoding_does_no_harm(tmp_path: Path, toy: Ggu
 
 
 def test_getters_return_the_value(toy: GgufFile) -> None:
-    """Each getter returns its kind of value; numbers may be integers; one value may stand for one per layer."""
+    """Each getter returns its kind of value; numbers may be integers; one value may replace one per layer."""
     assert toy.get_int("toy.large") == 1 << 40
     assert toy.get_float("toy.eps") == 0.5
     assert toy.get_float("toy.small") == 7.0

@@ -74,7 +74,7 @@ def test_forms(text: str, key: str, value: object) -> None:
     ],
 )
 def test_bad_texts(text: str, culprit: str) -> None:
-    """One line that names the setting and quotes what is wrong."""
+    """One line that names the setting and quotes the wrong text."""
     with pytest.raises(ConfigError) as caught:
         parse_overrides([text])
     assert str(caught.value).startswith("override_kv: ")
@@ -129,7 +129,7 @@ def test_one_value_for_a_whole_array(toy: GgufFile) -> None:
     ],
 )
 def test_a_value_of_another_kind_is_refused(toy: GgufFile, key: str, value: int | float | str, kinds: tuple[str, str]) -> None:
-    """A key keeps its kind, as whoever reads it expects; only an integer may stand for a float."""
+    """A key keeps its kind, as its readers expect; only an integer may replace a float."""
     with pytest.raises(ConfigError) as caught:
         toy.with_metadata({key: value})
     assert str(caught.value) == f"override_kv: {key} is {kinds[0]} in {toy.path}, which {kinds[1]} cannot replace"

@@ -139,7 +139,7 @@ OTHER_MODEL = key("general.architecture", STRING, string("other"))
         (make_directory, 2, "directory"),
         (swap, 2, "is part 3 of 3, but its name says part 2"),
         (duplicate, 3, "is part 2 of 3, but its name says part 3"),
-        (cut, 3, "the tensor c ends 1 bytes behind the end"),
+        (cut, 3, "the tensor c ends 1 bytes after the end"),
         (rewrite(2, b""), 2, "empty"),
         (rewrite(2, b"GGUF"), 2, "truncated"),
         (rewrite(2, WHOLE_FILE), 2, "is not a part of a split model.*part 2 of 3"),
@@ -153,7 +153,7 @@ OTHER_MODEL = key("general.architecture", STRING, string("other"))
     ],
 )
 def test_a_wrong_part_is_named(toy: Path, damage: Callable[[Path], None], culprit: int, reason: str) -> None:
-    """Whatever is wrong with one part, one line names that file; the file asked for is the first."""
+    """For any fault of one part, one line names that file; the file asked for is the first."""
     damage(toy)
     with pytest.raises(ModelFileError) as caught:
         GgufFile.open(toy / named(1))

@@ -40,7 +40,7 @@ def test_a_missing_tensor_is_named(source: WeightSource) -> None:
 
 
 def test_alternative_shapes(source: WeightSource) -> None:
-    """A one-row matrix and a vector may stand for the same weight; both are in the message when neither fits."""
+    """A one-row matrix and a vector may be the same weight; the message has both when neither fits."""
     assert source.take("gate", [(5,), (1, 5)]).shape == (1, 5)
     assert source.take("norm", [(5,), (1, 5)]).shape == (5,)
     with pytest.raises(ModelFileError, match=r"instead of \[5\] or \[1, 5\]"):

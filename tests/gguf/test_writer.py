@@ -25,7 +25,7 @@ def test_values_are_quantized(tmp_path: Path, name: str) -> None:
 
 
 def test_packed_rows_are_written_as_they_are(tmp_path: Path) -> None:
-    """Types nobody quantizes in Python can be written from their blocks."""
+    """Types without a quantizer in Python can be written from their blocks."""
     blocks = np.random.default_rng(2).integers(0, 256, (3, 2 * 144), np.uint8)
     write_gguf(tmp_path / "w.gguf", {"general.architecture": "toy"}, {"t": (blocks, "Q4_K")})
     (tensor,) = gguf.GGUFReader(tmp_path / "w.gguf").tensors

@@ -1,4 +1,4 @@
-"""The backends that the tests in this folder run in. A new backend is one more line of BACKENDS; nothing else here names one."""
+"""The backends that the tests in this folder run in. A new backend is one more line of BACKENDS."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -37,7 +37,7 @@ PAGE_TOKENS = 16
 
 
 class Weights:
-    """Random weights in a backend and the float64 values that they stand for. `kind`: their GGUF type."""
+    """Random weights in a backend, and their exact float64 values. `kind`: their GGUF type."""
 
     def __init__(self, ops: Ops, seed: int, kind: str = "F32") -> None:
         self._ops = ops
@@ -74,7 +74,7 @@ class OpRig:
         captures: Sequence[tuple[int, int]] = (),
         vocabulary: int = 50,
     ) -> None:
-        """`captures`: (sequence, position after so many tokens), each into a snapshot of its own: see `snapshots`."""
+        """`captures`: (sequence, position), each into a snapshot of its own: see `snapshots`."""
         self.backend = backend
         self.ops = backend.make()
         self.random = np.random.default_rng(seed)
@@ -99,7 +99,7 @@ class OpRig:
         self.poison()
 
     def poison(self) -> None:
-        """NaN everywhere: what nobody wrote must not matter."""
+        """NaN everywhere: memory that was not written must not matter."""
         for slab in (self.caches.kv, self.caches.rows, self.caches.snapshots):
             self.backend.write(slab, np.full_like(self.backend.read(slab), np.nan))
 

@@ -1,6 +1,6 @@
-"""The mathematics of ARCH_SPEC in float64, one number or one token at a time, over whole texts: no pages, no rows, no batches.
+"""The formulas of docs/model_math.md in float64, one number or one token at a time, over whole texts: no pages, rows or batches.
 
-Written from the formulas and on purpose not as any backend does it.
+Deliberately written in another way than any backend.
 """
 
 import math
@@ -30,7 +30,7 @@ def unchanged(x: Float64) -> Float64:
 
 
 def swiglu(x: Float64, gate: Float64, up: Float64, down: Float64, see: Callable[[Float64], Float64] = unchanged) -> Float64:
-    """`see`: what a product makes of its activations."""
+    """`see`: how a product rounds its activations."""
     return see(silu(see(x) @ gate.T) * (see(x) @ up.T)) @ down.T
 
 

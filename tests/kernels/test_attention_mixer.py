@@ -1,4 +1,4 @@
-"""Attention over pages against float64: outputs and what stands in the pages, in any batch and with any past."""
+"""Attention over pages against float64: outputs and pages, in any batch and with any past."""
 
 from dataclasses import dataclass
 
@@ -139,8 +139,8 @@ class Case:
 @pytest.mark.parametrize("batch", BATCHES, ids=BATCH_IDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_against_float64(backend: KernelBackend, shape: Shape, batch: list[tuple[int, int]]) -> None:
-    """Grouped heads, partial and full rotary of halves and of neighbours, with and without gate, norms and biases; all positions
-    nobody wrote are NaN, before and after."""
+    """Grouped heads, partial and full rotary of halves and of neighbours, with and without gate, norms and biases; positions
+    that are not written are NaN, before and after."""
     case = Case(backend, shape, batch, "f32")
     case.run()
     case.check(backend.tolerance("F32"))

@@ -13,7 +13,7 @@ from tests.kernels.backends import KernelBackend
 
 
 class Slabs:
-    """Caches of a small hybrid plan, filled with numbers that say where they stand."""
+    """Caches of a small hybrid plan, filled with numbers that name their place."""
 
     def __init__(self, backend: KernelBackend, kv_type: str = "f32") -> None:
         layout = MemoryLayout(40, 2, 3, 16, 2, 3, 16, 16, 80, 3, 16, kv_type)

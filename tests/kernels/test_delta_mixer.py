@@ -19,7 +19,7 @@ SHAPES = [(2, 6, 16, 4, True), (2, 6, 16, 4, False), (3, 3, 32, 4, False), (1, 5
 
 
 class Case:
-    """A layer, a step and, in float64, all that must come out of them."""
+    """A layer, a step and, in float64, the expected results."""
 
     def __init__(
         self, backend: KernelBackend, shape: tuple[int, int, int, int, bool], batch: list[tuple[int, int]], kind: str
@@ -111,7 +111,7 @@ class Case:
     def check(self, tolerance: float) -> None:
         read = self.rig.backend.read
         np.testing.assert_allclose(read(self.hidden), self.expected_hidden, rtol=tolerance, atol=tolerance)
-        # NaN equals NaN here: other layers' parts, other rows and snapshots must still be as nobody wrote them.
+        # NaN equals NaN here: other layers' parts, other rows and snapshots must not have been written.
         for slab, numbers, rows in (
             (self.rig.caches.rows, self.rig.rows, self.expected_rows),
             (self.rig.caches.snapshots, self.rig.snapshots, self.expected_snapshots),

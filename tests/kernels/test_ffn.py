@@ -79,7 +79,7 @@ def router_weight(rig: OpRig, values: np.ndarray) -> object:
 @pytest.mark.parametrize("batch", BATCHES, ids=BATCH_IDS)
 @pytest.mark.parametrize(("used", "shared"), [(1, 0), (3, 64), (7, 32)])
 def test_experts(backend: KernelBackend, batch: list[tuple[int, int]], used: int, shared: int) -> None:
-    """One, some and all of the experts; with and without the gated shared one; experts nobody chooses."""
+    """One, some and all of the experts; with and without the gated shared one; experts that no token chooses."""
     rig = OpRig(backend, LAYOUT, batch)
     experts = Experts(rig, "F32", 7, used, 1.0, shared, same=())
     hidden, values = rig.hidden(40)

@@ -24,7 +24,7 @@ def test_embed(backend: KernelBackend, batch: list[tuple[int, int]], kind: str) 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=BATCH_IDS)
 def test_final_hidden(backend: KernelBackend, batch: list[tuple[int, int]]) -> None:
-    """norm(hidden) of last tokens into rows and of captured tokens into snapshots, behind the states, which stay as they are."""
+    """norm(hidden) of last tokens into rows and of captured tokens into snapshots, after the states, which do not change."""
     layout = delta_layout(2, 4, 16, 4, hidden=72)
     rig = OpRig(backend, layout, batch, captures=middle_captures(batch))
     norm, exact = Weights(rig.ops, seed=7).norm(72)
@@ -58,7 +58,7 @@ def test_hidden_rows(backend: KernelBackend, tokens: list[int]) -> None:
 
 @pytest.mark.parametrize("rows", [[0], [2, 0], [1, 1, 3], [4, 3, 2, 1, 0]], ids=str)
 def test_live_hidden(backend: KernelBackend, rows: list[int]) -> None:
-    """The final hidden rows behind the states of live rows, for rows in any order and repeated."""
+    """The final hidden rows of live rows, for rows in any order and repeated."""
     layout = delta_layout(2, 4, 16, 4, hidden=72)
     rig = OpRig(backend, layout, [(0, 1), (0, 1), (0, 1)])  # a plan of five rows
     slab = rig.random.normal(0, 1, backend.read(rig.caches.rows).shape).astype(np.float32)

@@ -1,4 +1,4 @@
-"""SCENARIOS.md as black-box tests: a real server process, a tiny hybrid model, exact expectations.
+"""The scenarios of docs/scenarios.md as black-box tests: a real server process, a tiny hybrid model, exact expectations.
 
 A control is the same request on a fresh server, so that nothing is proven by a cache hit.
 """

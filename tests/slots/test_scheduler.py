@@ -39,7 +39,7 @@ def test_answer_is_that_of_the_model(length: int, hybrid: bool) -> None:
 @pytest.mark.parametrize("hybrid", [True, False])
 @pytest.mark.parametrize("length", [1, 16, 40, 129])
 def test_the_same_prompt_again_evaluates_nothing(length: int, hybrid: bool) -> None:
-    """SCENARIOS 1 and 3: cached == n each time, no prompt token in any batch, same answer."""
+    """Scenarios 1 and 3 (docs/scenarios.md): cached == n each time, no prompt token in any batch, same answer."""
     harness = Harness(hybrid=hybrid)
     first = harness.ask(prompt(length))
     evaluated = harness.scheduler.counters.prefill_tokens
@@ -52,7 +52,7 @@ def test_the_same_prompt_again_evaluates_nothing(length: int, hybrid: bool) -> N
 
 
 def test_next_turn_resumes_at_the_end_of_the_answer() -> None:
-    """Rule 4: what follows an answer goes on from its last evaluated token."""
+    """A prompt that goes on after an answer resumes at its last evaluated token."""
     harness = Harness()
     first = harness.ask(prompt(50), max_tokens=6)
     turn = prompt(50) + first.tokens + prompt(20, seed=1)
@@ -96,7 +96,7 @@ def test_max_tokens_zero_warms_the_cache() -> None:
 
 
 def test_message_starts_are_resume_points() -> None:
-    """Rule 2: an edited last message resumes exactly at its start, whatever came before."""
+    """An edited last message resumes exactly at its start, whatever came before."""
     harness = Harness()
     starts = (0, 21, 37, 64, 90)
     boundaries = tuple(Boundary(p, BoundaryKind.MESSAGE_START) for p in starts)
@@ -107,7 +107,7 @@ def test_message_starts_are_resume_points() -> None:
 
 
 def test_branching_leaves_the_first_conversation_whole() -> None:
-    """SCENARIO 4: A, a branch B from its middle, A again: cached == n, same answer."""
+    """Scenario 4: A, a branch B from its middle, A again: cached == n, same answer."""
     harness = Harness()
     first = harness.ask(prompt(150))
     branch = prompt(150)[:70] + prompt(60, seed=3)
@@ -117,7 +117,7 @@ def test_branching_leaves_the_first_conversation_whole() -> None:
 
 
 def test_four_agents_on_one_system_prompt_cold() -> None:
-    """SCENARIO 5: sent together to an empty server, the first computes the common prefix and the others join."""
+    """Scenario 5: sent together to an empty server, the first computes the common prefix and the others join."""
     harness = Harness(num_rows=8)
     system = prompt(200)
     answers = [harness.submit(system + prompt(20 + i, seed=10 + i)) for i in range(4)]
@@ -157,7 +157,7 @@ def test_joiners_survive_their_leader(steps_before: int) -> None:
 
 @pytest.mark.parametrize("steps_before", range(0, 12))
 def test_cancel_at_any_step_and_again(steps_before: int) -> None:
-    """Rule 5 and SCENARIO 6: cut off after any number of steps, sent again: it goes on where it stopped, and answers the same."""
+    """Scenario 6: cut off after any number of steps, sent again: it goes on where it stopped, and answers the same."""
     harness = Harness(chunk=32)
     cut = harness.submit(prompt(200), max_tokens=8)
     for _ in range(steps_before):
@@ -186,7 +186,7 @@ def test_cancel_while_the_step_is_on_the_device() -> None:
 
 
 def test_changing_tail_of_one_long_message() -> None:
-    """SCENARIO 21: second run at most twice the changed tail, third exactly the tail."""
+    """Scenario 21: second run at most twice the changed tail, third exactly the tail."""
     harness = Harness(num_pages=2048, context=16_000, chunk=512)
     fixed = prompt(12_000)
     tails = [prompt(500, seed=s) for s in (1, 2, 3)]
@@ -206,7 +206,7 @@ def test_cache_off_reads_nothing_but_answers_the_same() -> None:
 
 
 def test_a_stream_gets_a_token_in_every_step_beside_a_long_prefill() -> None:
-    """SCENARIO 11, counted in steps."""
+    """Scenario 11, counted in steps."""
     harness = Harness(chunk=64, num_pages=512, context=4000)
     stream = harness.submit(prompt(10), max_tokens=60)
     harness.step()
@@ -218,7 +218,7 @@ def test_a_stream_gets_a_token_in_every_step_beside_a_long_prefill() -> None:
 
 
 def test_two_long_prompts_together_take_as_many_steps_as_one_after_the_other() -> None:
-    """SCENARIO 12: at most 1.2 times."""
+    """Scenario 12: at most 1.2 times."""
     one = Harness(chunk=256, num_pages=1200, context=9000)
     one.submit(prompt(8000))
     alone = one.run()
@@ -301,7 +301,7 @@ def test_no_queue_at_all_still_fills_the_slots() -> None:
 
 @pytest.mark.parametrize(("length", "answer_length"), [(47, 2), (48, 1)])
 def test_prompt_as_long_as_the_context(length: int, answer_length: int) -> None:
-    """SCENARIO 18: the whole context still gets one token; one more is refused by name."""
+    """Scenario 18: the whole context still gets one token; one more is refused by name."""
     harness = Harness(context=48)
     answer = harness.ask(prompt(length), max_tokens=10)
     assert answer.tokens == expected_answer(prompt(length), answer_length)
@@ -400,7 +400,7 @@ def test_growing_sequences_do_not_thrash() -> None:
 
 
 def test_captures_while_generating() -> None:
-    """Rule 7: every N generated tokens a resume point, also when the answer is cut and edited later."""
+    """Every N generated tokens a resume point, also when the answer is cut and edited later."""
     harness = Harness(capture_every=10)
     answer = harness.ask(prompt(30), max_tokens=35)
     edited = prompt(30) + answer.tokens[:25] + prompt(5, seed=1)
@@ -408,7 +408,7 @@ def test_captures_while_generating() -> None:
 
 
 def test_small_ring_still_answers() -> None:
-    """SCENARIO 15: the budget filled by others: recomputed correctly, and a fresh prompt equals a fresh server's."""
+    """Scenario 15: the budget filled by others: recomputed correctly, and a fresh prompt equals a fresh server's."""
     harness = Harness(num_snapshots=4, num_pages=40)
     for seed, _ in itertools.product(range(6), range(2)):
         answer = harness.ask(prompt(100, seed=seed))
@@ -418,7 +418,7 @@ def test_small_ring_still_answers() -> None:
 
 @pytest.mark.parametrize("hybrid", [True, False])
 def test_hundreds_of_requests_with_random_cancels(hybrid: bool) -> None:
-    """SCENARIO 16: shared prefixes, joins, preemptions, cancels at any moment, failing steps: every answer that ends by itself is
+    """Scenario 16: shared prefixes, joins, preemptions, cancels at any moment, failing steps: every answer that ends by itself is
     exact, and nothing is leaked."""
     rng = random.Random(7)
     harness = Harness(hybrid=hybrid, num_pages=60, num_rows=4, num_snapshots=24, chunk=48, context=300, capture_every=8)

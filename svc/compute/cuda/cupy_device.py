@@ -155,7 +155,7 @@ class CupyDevice:
         try:
             memory = self._cuda.Memory(max(nbytes, 1))  # not from a pool: freed with the array
         except self._runtime.CUDARuntimeError as error:
-            raise MemoryError(f"{nbytes} bytes wanted on the GPU, {self.memory().free_bytes} are free: {error}") from None
+            raise MemoryError(f"{nbytes} bytes needed on the GPU, {self.memory().free_bytes} are free: {error}") from None
         return DeviceArray(int(memory.ptr), shape, dtype, memory)
 
     def zeros(self, shape: Sequence[int], dtype: DTypeLike) -> DeviceArray:
@@ -177,7 +177,7 @@ class CupyDevice:
         try:
             memory = self._cuda.PinnedMemory(nbytes)
         except self._runtime.CUDARuntimeError as error:
-            raise MemoryError(f"{nbytes} bytes of pinned memory wanted: {error}") from None
+            raise MemoryError(f"{nbytes} bytes of pinned memory needed: {error}") from None
         pointer = self._cuda.PinnedMemoryPointer(memory, 0)  # the array keeps the pointer alive, and the pointer the memory
         values: NDArray[Any] = np.frombuffer(pointer, dtype, size).reshape(shape)
         return values

@@ -104,6 +104,6 @@ def logits(
 
 
 def _threads(columns: int) -> int:
-    """As rms_norm has it, so that a token's row has the same bits wherever it goes."""
+    """As in rms_norm.py, so that a token's hidden row has the same bits everywhere."""
     warps = -(-columns // (4 * 32))
     return 32 * max(1, min(32, warps))

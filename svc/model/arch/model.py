@@ -1,4 +1,4 @@
-"""A loaded model: embedding, a list of (mixer, feed-forward) layers, and the head. All architectures come out in this form."""
+"""A loaded model: embedding, a list of (mixer, feed-forward) layers, and the head. All architectures have this form."""
 
 from dataclasses import dataclass
 
@@ -24,4 +24,4 @@ class Model:
     output_norm: Vector  # [C]
     output: Weight  # [V, C]; the embedding itself where the file ties them
     rope: RopeTable
-    unused_tensors: tuple[str, ...] = ()  # in the file, taken by no loader and not known to be ignorable: worth one warning
+    unused_tensors: tuple[str, ...] = ()  # in the file, not taken and not known to be ignorable: one warning lists them

@@ -137,7 +137,7 @@ def _experts(config: ModelConfig, stored: Recipe, matrix: Callable[..., Matrix])
 
 
 class _Sizes:
-    """Stands where a room of operations does while a file is loaded, and keeps sizes only."""
+    """Takes the place of a backend while a file is loaded, and keeps only sizes."""
 
     copies_weights = False
 

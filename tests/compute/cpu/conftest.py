@@ -1,4 +1,4 @@
-"""Rooms of operations of every level that this machine has; they share nothing and close their threads at the end."""
+"""Operations of every level that this machine has; they share nothing and close their threads at the end."""
 
 from collections.abc import Callable, Iterator
 

@@ -13,7 +13,7 @@ EXP, SIGMOID, SILU, SOFTPLUS, HALF = range(5)
 
 
 def same_bits(a: Float32, b: Float32) -> bool:
-    """NaN equals NaN, whatever its payload."""
+    """NaN equals NaN with any payload."""
     return bool(np.all((a.view(np.uint32) == b.view(np.uint32)) | (np.isnan(a) & np.isnan(b))))
 
 

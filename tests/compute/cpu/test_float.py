@@ -1,4 +1,4 @@
-"""Products with activations in floats: right, and the same bits on every level, whatever the shape, the tokens and the threads."""
+"""Products with activations in floats: right, and the same bits on every level, for any shape, tokens and threads."""
 
 from ctypes import byref
 

@@ -104,7 +104,7 @@ def test_same_bits_on_every_level_and_for_any_company(make_int8_ops: MakeInt8Ops
 
 @pytest.mark.parametrize("name", TYPES)
 def test_largest_values_stay_in_range(make_int8_ops: MakeInt8Ops, level: str, name: str) -> None:
-    """The largest activations, of one sign or as the weights have it, overflow no partial sum on any level."""
+    """The largest activations, all of one sign or with the signs of the weights, overflow no partial sum on any level."""
     for fill in (0x00, 0x7F, 0x80, 0xFF):
         full = filled_tensor(name, fill)
         x = np.stack([np.ones(512), -np.ones(512), np.tile([1, -1], 256)]).astype(np.float32)

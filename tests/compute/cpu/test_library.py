@@ -1,4 +1,4 @@
-"""Finding the compiled kernels, what is said when they are not there, and the thread pool."""
+"""Finding the compiled kernels, the messages when they are missing, and the thread pool."""
 
 import gc
 import threading
@@ -47,7 +47,7 @@ def test_best_level_is_taken(level: str) -> None:
 
 
 def test_unsupported_type_names_the_tensor(make_ops: MakeOps, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A type that numpy can decode and C cannot: a sentence at load, not garbage later. (Q8_K, 15, stands in no file.)"""
+    """A type that numpy can decode and C cannot: a sentence at load, not garbage later. (Q8_K, 15, occurs in no file.)"""
     monkeypatch.setitem(QUANT_TYPES, "Q8_K", replace(QUANT_TYPES["Q8_0"], name="Q8_K", ggml_id=15))
     tensor = GgufTensor("blk.0.odd", (1, 32), "Q8_K", np.zeros((1, 34), np.uint8))
     with pytest.raises(ModelFileError, match=r"blk\.0\.odd has the type Q8_K"):

@@ -34,7 +34,7 @@ Tokens = NDArray[np.int32]
 
 
 class CpuModel:
-    """Owner of one loaded model, in this room or another. Row r has pages r, r + ROWS, ... in falling order."""
+    """Owner of one loaded model, on this backend or another. Row r has pages r, r + ROWS, ... in falling order."""
 
     def __init__(self, file: str | Path, ops: Any, kv_type: str = "f32") -> None:
         config, source = open_model(GGUF / f"{file}.gguf" if isinstance(file, str) else file)
@@ -112,8 +112,8 @@ def test_8_bit_activations(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["tiny-qwen35-hd128-bf16", "tiny-qwen3next-Q4_K_M"])
 def test_same_logits_however_the_steps_are_made(make_ops: MakeOps, level: str, file: str) -> None:
-    """Two texts in company and in chunks, one of them resumed from a snapshot in another row, on 3 threads and any level: the bits
-    that each gives alone, in one chunk, on one thread."""
+    """Two texts in one batch and in chunks, one of them resumed from a snapshot in another row, on 3 threads and any level: the
+    bits that each gives alone, in one chunk, on one thread."""
     family = MODELS[file][1]
     first, second = prompt("s2", family)[:40], prompt("s3", family)[:23]
     control = CpuModel(file, make_ops(1, "base"), "f16")

@@ -31,7 +31,7 @@ def test_contract(implementation: type) -> None:
             assert found == wanted, name
 
 
-# ---- what is missing
+# ---- missing parts
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_contract(implementation: type) -> None:
     ],
 )
 def test_unavailable(monkeypatch: pytest.MonkeyPatch, machine: dict[str, Any], index: int, words: str) -> None:
-    """One sentence that names what is missing."""
+    """One sentence that names the missing part."""
     monkeypatch.setitem(sys.modules, "cupy", fake.fake_cupy(**machine))
     with pytest.raises(BackendUnavailableError, match=words):
         open_cupy_device(index)
@@ -131,7 +131,7 @@ def test_source_is_whole(device: CupyDevice) -> None:
 
 
 def test_capture(device: CupyDevice) -> None:
-    """A graph keeps its arrays; all that a capture forbids is refused, and leaves the stream as it was."""
+    """A graph keeps its arrays; calls that a capture forbids are refused and leave the stream as it was."""
     array, event, other = device.empty((4,), np.float32), device.event(), device.stream()
     graph = device.capture(lambda: device.zero(array))
     assert array in graph._kept
@@ -161,7 +161,7 @@ def test_faults(device: CupyDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device._runtime, "deviceSynchronize", illegal)
     with pytest.raises(DeviceFaultError, match="cudaErrorIllegalAddress"):
         device.synchronize()
-    with pytest.raises(MemoryError, match=f"{8 << 30} bytes wanted on the GPU, {1 << 29} are free"):
+    with pytest.raises(MemoryError, match=f"{8 << 30} bytes needed on the GPU, {1 << 29} are free"):
         device.empty((2 << 30,), np.float32)
 
 
@@ -172,5 +172,5 @@ def test_memory_that_cannot_be_pinned(device: CupyDevice, monkeypatch: pytest.Mo
         raise fake.CUDARuntimeError("cudaErrorMemoryAllocation")
 
     monkeypatch.setattr(device._cuda, "PinnedMemory", refuse)
-    with pytest.raises(MemoryError, match="48 bytes of pinned memory wanted: cudaErrorMemoryAllocation"):
+    with pytest.raises(MemoryError, match="48 bytes of pinned memory needed: cudaErrorMemoryAllocation"):
         device.pinned((3, 4), np.float32)

@@ -113,7 +113,7 @@ def test_other_names_are_refused(device: str) -> None:
 
 @pytest.mark.skipif(not have_compiler(), reason="the CUDA emulator needs g++")
 def test_load(emulated: list[int], logger: Any) -> None:
-    """Automatic budgets fill the GPU's memory and no more: weights, caches and scratch memory all find room, and it computes."""
+    """Automatic budgets fill the GPU's memory and no more: weights, caches and scratch memory fit, and it computes."""
     loaded = model_loading.load(Config(model=str(MODEL), device="cuda", max_step_tokens=64), logger, no_progress)
     device = loaded.runner._ops.device  # type: ignore[attr-defined]
     assert loaded.runner.name == "cuda"
@@ -160,7 +160,7 @@ def test_sizes_without_kernels(emulated: list[int], logger: Any, change: dict[st
 
 
 def test_too_small_a_gpu(monkeypatch: pytest.MonkeyPatch, logger: Any) -> None:
-    """Known before anything is loaded, with what is wanted and what is there."""
+    """Known before anything is loaded; the message has the needed and the free memory."""
     monkeypatch.setattr(cupy_device, "open_cupy_device", lambda index: EmulatedDevice(total_bytes=8 * MIB))
     done: list[int] = []
     with pytest.raises(MemoryBudgetError, match=r"8 MiB free of 8, too little for 4 MiB of weights"):

@@ -1,4 +1,4 @@
-"""Steps of the CUDA room: metadata in fixed buffers, work in rounds, and when a step is over."""
+"""Steps of the CUDA backend: metadata in fixed buffers, rounds of chunks, and the end of a step."""
 
 from dataclasses import replace
 
@@ -49,7 +49,7 @@ def test_more_chunks_than_scratch_memory(chunks: int) -> None:
 
 
 def test_captured_snapshots_are_written_when_the_step_is_over() -> None:
-    """On a device that does nothing until somebody waits: a step without samples has waited for the snapshots it captured."""
+    """On a device that does nothing until the host waits: a step without samples has waited for the snapshots it captured."""
     device = EmulatedDevice(lazy=True)
     model = CpuModel("tiny-qwen3next-Q4_K_M", CudaOps(device))
     step = StepBatch(

@@ -1,4 +1,4 @@
-"""Whole models through the CUDA room on the emulated device: transformers' logits and answers."""
+"""Whole models through the CUDA backend on the emulated device: transformers' logits and answers."""
 
 from collections.abc import Callable
 from functools import cache
@@ -36,7 +36,7 @@ class FloatOps(CudaOps):
 
 @pytest.fixture(scope="module", params=["emulated", "lazy", *(["cuda"] if have_gpu() else [])])
 def device(request: pytest.FixtureRequest) -> Device:
-    """Lazy: nothing on the device happens before somebody waits for it: a missing synchronisation would read NaN or what an
+    """Lazy: the device does nothing until the host waits: a missing synchronisation would read NaN or what an
     earlier step left."""
     return GPU.device if request.param == "cuda" else cast(Device, EmulatedDevice(lazy=request.param == "lazy"))
 
@@ -93,7 +93,7 @@ def some_tokens(device: str) -> list[int]:
 @pytest.mark.parametrize("other", [name for name in DEVICES if name != "forward"])
 def test_order_of_threads_and_architecture_do_not_matter(other: str) -> None:
     """Whole steps in any order of threads and on the oldest GPU's branches give the same tokens; the checked build finds no race,
-    no access out of bounds and nothing read that nobody wrote."""
+    no access out of bounds and no read before a write."""
     assert some_tokens(other) == some_tokens("forward")
 
 

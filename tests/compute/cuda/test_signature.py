@@ -173,7 +173,7 @@ def test_views_stay_inside() -> None:
 
 
 def test_a_device_array_is_no_host_array() -> None:
-    """Whatever would read it on the host fails: it would be a hidden synchronisation."""
+    """Reading it on the host fails: it would be a hidden synchronisation."""
     uses: list[Callable[[Any], object]] = [np.asarray, list, bool]
     for use in uses:
         with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""The side stream on a device that does nothing before somebody waits for it: each event is needed, and a test fails without it.
+"""The side stream on a device that does nothing until the host waits: each event is needed, and a test fails without it.
 
 `planted` takes one wait away and must give wrong bytes; the same steps with all of them give the right ones.
 """
@@ -36,7 +36,7 @@ PLAN = MemoryPlan(MemoryLayout(8, 1, 1, 16, 1, 1, 4, 4, 12, 3, 16, "f32"), 6, 2,
 
 
 class DeafEvent(EmulatedEvent):
-    """Nobody waits for it."""
+    """An event without effect."""
 
     def wait(self, stream: EmulatedStream | None = None) -> None:
         pass
@@ -198,7 +198,7 @@ def test_neighbours_are_one_copy() -> None:
 
 
 class TierMoveOps(CudaOps):
-    """Float activations do not matter here: what is compared has been computed in the same company."""
+    """Float activations do not matter here: the compared results come from the same batches."""
 
     def __init__(self, device: Device, tier_moves: type[TierMoves]) -> None:
         super().__init__(device)
@@ -249,7 +249,7 @@ def bits(answer: Answer) -> list[tuple[int, float]]:
 
 @pytest.mark.skipif(not have_compiler(), reason="the CUDA emulator needs g++")
 def test_two_conversations_that_do_not_fit_on_the_device(fresh: Fresh) -> None:
-    """Each finds its memory again, as if there were room for both: the same reuse, the same bits. Where the main stream does not
+    """Each finds its memory again, as if both fitted on the device: the same reuse, the same bits. Where the main stream does not
     wait, something is lost. (The other waits are needed where a step begins before the last one has ended.)"""
     control = talk(fresh())
     small: dict[str, Any] = {"pages": 5, "snapshots": 2, "host": (20, 8)}

@@ -50,7 +50,7 @@ def test_experts_of_a_slice() -> None:
 
 
 def test_a_piece_is_read_while_the_one_before_is_copied() -> None:
-    """Nobody waits for a copy but the one that needs its buffer: two copies are under way when the third piece comes."""
+    """Only a piece that needs the buffer waits for its copy: two copies are in flight when the third piece comes."""
     device, waiting = EmulatedDevice(lazy=True), []
     target = device.empty((4 * PIECE,), np.uint8)
     WeightUploader(device, PIECE).upload(
@@ -60,7 +60,7 @@ def test_a_piece_is_read_while_the_one_before_is_copied() -> None:
 
 
 def test_interrupted() -> None:
-    """What progress raises comes out, and no copy is left that would read a buffer which goes."""
+    """An exception of progress is passed on, and no copy still reads a buffer that is freed."""
     device = EmulatedDevice(lazy=True)
 
     def interrupt(done: int) -> None:

@@ -1,4 +1,4 @@
-"""The plan of device memory against what is really taken: before the first step, and nothing in any step."""
+"""The plan of device memory against the memory really allocated: all before the first step, none in a step."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -79,7 +79,7 @@ class Server:
 @pytest.mark.parametrize(("rows", "tokens"), [*SIZES, (64, 2048)])
 @pytest.mark.parametrize("file", FILES)
 def test_planned_before_anything_is_loaded(file: str, rows: int, tokens: int, exact: bool) -> None:
-    """Scratch memory, metadata, logits and the sampler's buffers take no more than the plan says, whatever caches there come to be,
+    """Scratch memory, metadata, logits and the sampler's buffers take no more than the plan says, for any caches,
     and the plan does not waste much: it counts on contexts as long as the model is made for and on all memory being pages."""
     server = Server(file, rows, tokens, exact=exact, weights=False)
     assert server.taken <= server.planned <= 2 * server.taken + server.device.memory().total_bytes // 20

@@ -1,4 +1,4 @@
-"""The same text gives the same logits however it is cut, batched, captured and resumed, and whatever stands in memory beside it."""
+"""The same text gives the same logits however it is cut, batched, captured and resumed, with any content of other memory."""
 
 from functools import cache
 

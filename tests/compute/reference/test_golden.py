@@ -150,7 +150,7 @@ def close(actual: NDArray[Any], expected: NDArray[Any]) -> None:
 
 
 def head_order(config: ModelConfig) -> NDArray[np.intp]:
-    """Where Hugging Face's value head h stands in a qwen35* file: heads are tiled there, grouped in theirs."""
+    """The place of Hugging Face's value head h in a qwen35* file: heads are tiled there, grouped at Hugging Face."""
     repeat = config.num_value_heads // config.num_key_heads
     heads = np.arange(config.num_value_heads)
     return (heads % repeat) * config.num_key_heads + heads // repeat

@@ -37,7 +37,7 @@ def test_greedy_takes_the_lowest_of_equals() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_not_finite(value: float, temperature: float) -> None:
-    """One bad logit anywhere spoils the row, greedy or not; nobody gets a token out of noise."""
+    """One bad logit anywhere spoils the row, greedy or not: no token is drawn from noise."""
     row = ROW.copy()
     row[5] = value
     assert choose(row, SamplingParams(temperature=temperature, num_logprobs=2)) == Sampled(token=-1)
@@ -106,7 +106,7 @@ def test_a_tiny_temperature_is_greedy() -> None:
     "params", [SamplingParams(), SamplingParams(top_k=4), SamplingParams(top_p=0.999), SamplingParams(min_p=0.1)]
 )
 def test_banned_tokens_never_come(params: SamplingParams) -> None:
-    """Not even where a filter would have room for them."""
+    """Not even if a filter would keep them."""
     row = np.array([9.0, 0.0, 0.0, 0.0, 9.0])
     tokens = {choose(row, params, position=position, banned=(0, 4)).token for position in range(300)}
     assert tokens == {1, 2, 3}
@@ -157,7 +157,7 @@ def test_logprobs_are_the_models_own() -> None:
 
 
 def test_depends_on_seed_choice_and_position_only() -> None:
-    """The same three give the same token, whatever was sampled before; each of them matters."""
+    """The same three give the same token after any other samples; each of them matters."""
     row = np.zeros(1000)
     params = SamplingParams(seed=5)
     first = choose(row, params, position=7, choice=1)

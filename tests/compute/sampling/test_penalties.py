@@ -34,7 +34,7 @@ ROW = [2.0, -2.0, 1.0, -1.0, 0.5, 0.0]
             {"repetition_penalty": 2.0, "presence_penalty": 0.5, "frequency_penalty": 0.25},
             [1.0, -4.0, -0.75, -2.75, 0.5, 0.0],
         ),
-        # llama.cpp's way: the window counts, whoever wrote it. The last five are 1, 2, 3, 2, 2; zero tokens count nothing.
+        # llama.cpp's way: the window counts, prompt or answer. The last five are 1, 2, 3, 2, 2; zero tokens count nothing.
         ({"frequency_penalty": 1.0, "penalize_prompt": True}, [0.0, -3.0, -2.0, -2.0, 0.5, 0.0]),
         ({"frequency_penalty": 1.0, "penalize_prompt": True, "repeat_last_n": 5}, [2.0, -3.0, -2.0, -2.0, 0.5, 0.0]),
         ({"presence_penalty": 1.0, "penalize_prompt": True, "repeat_last_n": 0}, ROW),

@@ -6,7 +6,7 @@ import pytest
 from svc.compute.sampling.randomness import uniform
 
 COUNT = 1 << 16
-# Named by what runs; the other counters stand still.
+# Named by the counter that runs; the others are constant.
 SERIES = {
     "position": lambda i: uniform(42, 0, i),
     "seed": lambda i: uniform(i, 0, 100),

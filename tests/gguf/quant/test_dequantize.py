@@ -77,7 +77,7 @@ def test_pieces_join_without_a_seam(name: str) -> None:
 
 
 def test_no_rows_give_no_values() -> None:
-    """An empty selection of rows (an expert that nobody chose) decodes to an empty array of the right width."""
+    """An empty selection of rows (an expert that no token chose) decodes to an empty array of the right width."""
     assert quant_type("Q4_K").dequantize(np.empty((0, 288), np.uint8)).shape == (0, 512)
 
 

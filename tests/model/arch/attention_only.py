@@ -110,7 +110,7 @@ class TinyModel:
         return self.write(Path(FOLDER.name))
 
     def logits(self, tokens: NDArray[np.int32]) -> Float64:
-        """[n, V] of a text from its start, in the values that the quantized weights stand for."""
+        """[n, V] of a text from its start, with the exact values of the quantized weights."""
         w = {name: dequantized(values, self._type(name)) for name, values in self.published.items()}
         hidden = w["token_embd.weight"][tokens]
         for layer in range(self.layers):

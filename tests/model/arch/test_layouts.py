@@ -124,7 +124,7 @@ def test_tied_output(tmp_path: Path) -> None:
 
 
 def test_mtp_layer_is_counted_apart(tmp_path: Path) -> None:
-    """An MTP block behind the trunk is no layer of it, is not loaded and not warned about."""
+    """An MTP block after the trunk is not a layer of it, is not loaded and not warned about."""
     file = "tiny-qwen35-hd128-bf16"
     metadata, tensors = parts(file)
     metadata |= {"qwen35.block_count": 5, "qwen35.nextn_predict_layers": 1}
@@ -148,7 +148,7 @@ def test_interval_instead_of_array(tmp_path: Path) -> None:
 
 
 def test_unused_tensor_is_named(tmp_path: Path) -> None:
-    """What nobody takes and no part of the network is known by is listed for one warning; parts for images are not."""
+    """Tensors that are not taken and belong to no known part are listed for one warning; parts for images are not."""
     metadata, tensors = parts("tiny-qwen3-Q8_0")
     extra = (np.ones((4, 32), np.float32), "F32")
     tensors |= {"v.patch_embd.weight": extra, "mystery": extra}

@@ -57,7 +57,7 @@ def test_arrays_per_layer(tmp_path: Path) -> None:
 
 
 def test_snapshot_bytes_follow_the_rule() -> None:
-    """ARCH_SPEC 1: n_gdn * (D * D * n_v + 3 * (2 n_k + n_v) * D) * 4, and here the hidden row besides."""
+    """DeltaNet layers * (D * D * H_v + 3 * (2 H_k + H_v) * D) * 4 bytes, and the hidden row."""
     config, _ = open_model(GGUF / "tiny-qwen35-hd128-bf16.gguf")
     layout = config.memory_layout(page_tokens=32, kv_type="f16")
     assert layout.state_bytes == 3 * (128 * 128 * 4 + 3 * (2 * 2 + 4) * 128) * 4 + 256 * 4

@@ -110,7 +110,7 @@ def load(path: Path) -> Model:
 
 @pytest.mark.parametrize(("file", "change", "culprits"), CASES, ids=[f"{i}-{case[2][0]}" for i, case in enumerate(CASES)])
 def test_refused(file: str, change: Change, culprits: list[str], tmp_path: Path) -> None:
-    """ModelFileError, before or while loading; the message is one line with the path and what is wrong."""
+    """ModelFileError, before or while loading; the message is one line with the path and the fault."""
     metadata, tensors = parts(file)
     change(metadata, tensors)
     write_gguf(tmp_path / "bad.gguf", metadata, tensors)

@@ -26,7 +26,7 @@ def paper_angles(dims: int, base: float, scaling: RopeScaling) -> NDArray[np.flo
     """YaRN, section 3.2 of arXiv 2309.00071, pair by pair: [positions, dims / 2].
 
     The ramp is linear in the number of the pair, between the pairs (rounded outwards) that turn beta_fast and beta_slow times over
-    the original context; the paper has it linear in the turns, all published models and implementations have it like this.
+    the original context; in the paper it is linear in the turns, in all published models and implementations as here.
     """
     context, stretch = scaling.original_context, scaling.factor
 

@@ -1,4 +1,4 @@
-/* Products with activations in floats: v_dot of simd.h for every row and token, whatever the type, the blocks and the tiles.
+/* Products with activations in floats: v_dot of simd.h for every row and token, with any type, blocks and tiles.
  *
  * Lane sums of a tile (FLOAT_ROWS rows x some tokens x 16 lanes) stay in memory while a piece of the columns is applied to all tokens,
  * so that weights are dequantized once and the piece stays in the nearest cache. For few tokens F32, F16 and BF16 are

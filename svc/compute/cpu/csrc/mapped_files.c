@@ -1,5 +1,5 @@
-/* A last word about a mapped model file that was truncated: the system answers a read behind the new end with SIGBUS, and without
- * this the process would die in silence. Everything in the handler is async-signal-safe. */
+/* A last message about a mapped model file that was truncated: the system answers a read after the new end with SIGBUS, and the
+ * process would otherwise die without a word. Everything in the handler is async-signal-safe. */
 #define _GNU_SOURCE
 #include "runtime.h"
 
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define STDERR_PATIENCE_MS 1000 /* for a stderr that nobody reads */
+#define STDERR_PATIENCE_MS 1000 /* for a stderr without a reader */
 
 typedef struct {
     uintptr_t start, end;
