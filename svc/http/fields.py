@@ -18,6 +18,12 @@ DRAWN_SEED_BITS = 53  # answers name the seed, and clients that read every numbe
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_BIAS_CHARS = 1000
+MAX_BIAS_CHARS_IN_ALL = 2**14  # of all texts of a request: each is tokenized
+MAX_RESPONSE_FIELDS = 256
+MAX_RESPONSE_FIELD_CHARS = 256
+MAX_SHOWN_CHARS = 60
+# Possessive: tried in one way only, or a text that almost is a number takes time that grows with the square of its length.
+_NUMBER = re.compile(r"\s*+[-+]?(?:[0-9]++\.?[0-9]*+|\.[0-9]++)(?:[eE][-+]?[0-9]++)?\s*+")
 
 
 @contextmanager
@@ -115,6 +121,19 @@ def stop_strings(value: str | list[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, strings)))
 
 
+def response_fields(values: list[str] | None) -> list[str]:
+    """Each once: every answer is searched for all of them."""
+    fields = list(dict.fromkeys(values or ()))
+    if len(fields) > MAX_RESPONSE_FIELDS:
+        message = f"response_fields has {len(fields)} fields; at most {MAX_RESPONSE_FIELDS} are allowed."
+        raise RequestError(message, param="response_fields")
+    for field in fields:
+        if len(field) > MAX_RESPONSE_FIELD_CHARS:
+            message = f"response_fields has a name of more than {MAX_RESPONSE_FIELD_CHARS} characters."
+            raise RequestError(message, param="response_fields")
+    return fields
+
+
 def stop_token_ids(values: Sequence[float], vocab_size: int) -> frozenset[int]:
     """Each costs in every step in which it must not be sampled (`min_tokens`), so they are not to be many."""
     if len(values) > MAX_STOP_TOKENS:
@@ -130,7 +149,7 @@ def logit_bias(value: Any, tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple
     """
     biases: dict[int, float] = {}
     never: set[int] = set()
-    for param, key, amount in _bias_entries(value):
+    for param, key, amount in _bounded(_bias_entries(value)):
         for token in _biased_tokens(key, param, tokenizer, vocab_size):
             if amount is False:
                 never.add(token)
@@ -141,8 +160,28 @@ def logit_bias(value: Any, tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple
     return tuple(sorted(biases.items())), frozenset(never)
 
 
-def _bias_entries(value: Any) -> list[tuple[str, int | str, Any]]:
-    """(name of the entry, token id or text, bias)."""
+BiasEntry = tuple[str, int | str, Any]  # its name, a token id or a text, the bias
+
+
+def _bounded(entries: list[BiasEntry]) -> list[BiasEntry]:
+    """RequestError when their texts are too long, each or together."""
+    num_chars = 0
+    for param, key, _ in entries:
+        if isinstance(key, str):
+            _check_bias_text(key, param)
+            num_chars += len(key)
+    if num_chars > MAX_BIAS_CHARS_IN_ALL:
+        message = f"logit_bias has texts of {num_chars} characters; at most {MAX_BIAS_CHARS_IN_ALL} are allowed."
+        raise RequestError(message, param="logit_bias")
+    return entries
+
+
+def _check_bias_text(text: str, param: str) -> None:
+    if len(text) > MAX_BIAS_CHARS:
+        raise RequestError(f"{param} is longer than {MAX_BIAS_CHARS} characters.", param=param)
+
+
+def _bias_entries(value: Any) -> list[BiasEntry]:
     if value is None:
         return []
     if not isinstance(value, dict | list):
@@ -165,9 +204,10 @@ def _id_or_text(key: str, param: str) -> int | str:
     """An integer is a token id, never the text of one. Another number is refused: OpenAI takes ids only, llama-server would take
     it for a text, and nobody can tell which was meant.
     """
+    _check_bias_text(key, param)
     if re.fullmatch(r"-?[0-9]+", key):
         return int(key[:25])  # more digits are out of any vocabulary's range too
-    if re.fullmatch(r"\s*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\s*", key):
+    if _NUMBER.fullmatch(key):
         message = (
             f'{param} is no token id: ids are integers. A text that reads as a number goes into a list, [["{key[:40]}", bias]].'
         )
@@ -178,8 +218,6 @@ def _id_or_text(key: str, param: str) -> int | str:
 def _biased_tokens(key: int | str, param: str, tokenizer: Tokenizer, vocab_size: int) -> set[int]:
     if isinstance(key, int):
         return {token_id(key, param, vocab_size)}
-    if len(key) > MAX_BIAS_CHARS:
-        raise RequestError(f"{param} is longer than {MAX_BIAS_CHARS} characters.", param=param)
     tokens = set(tokenizer.encode(key, parse_special=True))
     if not tokens:
         raise RequestError(f"{param} names no token.", param=param)
@@ -195,8 +233,24 @@ def shown(value: object) -> str:
     """A value as an error message quotes it."""
     if isinstance(value, int) and abs(value) >= 10**30:  # Python refuses to print what is really long
         return "a number of more than 30 digits"
-    return _cut(repr(value))
+    return _cut(_beginning(value, MAX_SHOWN_CHARS))
+
+
+def _beginning(value: object, chars: int) -> str:
+    """`repr(value)`, of which all but about the first `chars` may be missing: a value may be as large as a request."""
+    if isinstance(value, str):
+        return repr(value[: chars + 1])
+    if not isinstance(value, list | dict):
+        return repr(value)
+    text = "[" if isinstance(value, list) else "{"
+    for item in value:
+        if len(text) > chars:
+            break
+        text += (", " if len(text) > 1 else "") + _beginning(item, chars - len(text))
+        if isinstance(value, dict):
+            text += ": " + _beginning(value[item], chars - len(text))
+    return text + ("]" if isinstance(value, list) else "}")
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from svc.errors import RequestError
+from svc.http.text.json_escapes import SLICE_BYTES, Bytes, Escapes
 
 UNCOUNTED_BYTES = 2**16  # up to here no text can hold so much that it matters
-SLICE_BYTES = 2**18  # counted at once: a multiple of a block
 # Values of a text, where an object, an array and a key count for more: building them takes 15 to 40 ms on an ordinary machine,
 # whatever they are. Half a million numbers, or a hundred thousand keys with theirs.
 MAX_WEIGHT = 2**19
@@ -27,7 +27,6 @@ for _kind, _characters in ((_COMMA, b","), (_COLON, b":"), (_OPENING, b"[{"), (_
     _KIND[list(_characters)] = _kind
 _KEY = re.compile(rb'"(\w{1,64})"\s*$', re.ASCII)
 
-Bytes = npt.NDArray[np.uint8]
 Flags = npt.NDArray[np.bool_]
 
 
@@ -63,7 +62,7 @@ class _Scan:
         self._read_bytes = 0
         self._depth = 0
         self._in_string = False
-        self._escaped = False  # whether the next character is escaped
+        self._escapes = Escapes()
         self._digits = np.zeros(_MAX_BLOCKS, np.bool_)  # whether the last blocks had nothing else
 
     def add(self, text: Bytes) -> None:
@@ -80,28 +79,10 @@ class _Scan:
     def _inside(self, text: Bytes) -> Flags:
         """Whether each character is part of a string (its first quote is, the last is not)."""
         quotes = text == ord('"')
-        quotes[self._escapes(text)] = False
+        quotes[self._escapes.find(text)] = False
         inside: Flags = np.bitwise_xor.accumulate(quotes.view(np.uint8)).view(np.bool_) ^ self._in_string
         self._in_string = bool(inside[-1])
         return inside
-
-    def _escapes(self, text: Bytes) -> npt.NDArray[np.intp]:
-        """Where the escaped characters are: behind each run of backslashes whose length is odd."""
-        slashes = text == ord("\\")
-        first = np.zeros(int(self._escaped), np.intp)
-        slashes[first] = False
-        at = np.flatnonzero(slashes)
-        self._escaped = False
-        if not len(at):
-            return first
-        last_of_run = np.append(np.diff(at) != 1, True)
-        ends = at[last_of_run]
-        lengths = np.diff(np.flatnonzero(last_of_run), prepend=-1)
-        escaped = ends[lengths % 2 == 1] + 1
-        if len(escaped) and escaped[-1] == len(text):
-            self._escaped = True
-            escaped = escaped[:-1]
-        return np.concatenate((first, escaped))
 
     def _count_digits(self, digits: Flags) -> None:
         blocks = digits[: len(digits) // _BLOCK * _BLOCK].view(np.uint64).reshape(-1, _BLOCK // 8)

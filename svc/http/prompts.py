@@ -11,6 +11,7 @@ from svc.http.text.prompt_limit import PromptLimit
 from svc.http.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 128
+MAX_TOKENS_IN_ALL = 2**20  # of the prompts of a request that has several: seconds of work for a text thread
 
 
 class NamedPrompt(NamedTuple):
@@ -30,13 +31,18 @@ def encode_prompts(prompts: Sequence[NamedPrompt], vocabulary: Vocabulary, conte
 
     Control tokens spelled in a text are control tokens: a raw prompt is its author's business.
     """
-    encoded = []
+    encoded: list[PromptTokens] = []
+    num_tokens = 0
     for prompt in prompts:
         with blaming(prompt.param):
             ids = _encode(prompt, vocabulary, PromptLimit(context_tokens, prompt.param))
         if not ids:
             raise RequestError(f"{prompt.param} is empty.", param=prompt.param)
         encoded.append(PromptTokens(ids, ()))
+        num_tokens += len(ids)
+        if num_tokens > max(MAX_TOKENS_IN_ALL, context_tokens):
+            message = f"prompt has more than {MAX_TOKENS_IN_ALL} tokens in all its prompts; send them in several requests."
+            raise RequestError(message, param="prompt", code="too_many_tokens")
     return encoded
 
 

@@ -14,7 +14,7 @@ from svc.errors import RequestError
 from svc.http.json_scan import check_weight
 from svc.http.known_fields import Route
 from svc.http.refusal import refuse_unsupported, with_refused_fields
-from svc.http.text.unicode import well_formed_json
+from svc.http.text.json_escapes import well_formed_json
 
 JsonObject = dict[str, Any]
 Whole = int | float  # clients written in JavaScript or Lua send 2.0 and mean 2; `fields.whole` refuses 2.5
@@ -339,10 +339,6 @@ class TokenPieceOut(Struct):
 
     id: int
     piece: str | list[int]
-
-
-class TokenizeOut(Struct):
-    tokens: list[int] | list[TokenPieceOut]
 
 
 class DetokenizeOut(Struct):

@@ -1,6 +1,6 @@
 """Threads for the text work of large requests: decoding, rendering and tokenizing them would stop every stream.
 
-Owner of both threads: the HttpServer.
+Owner of the threads: the HttpServer.
 """
 
 import asyncio
@@ -12,20 +12,23 @@ from aiohttp import web
 
 INLINE_BYTES = 2048  # up to here the work takes about a millisecond, little more than handing it over
 LONG_BYTES = 2**18
+ORDINARY_THREADS = 2
+LONG_THREADS = 3
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class TextThreads:
-    """One thread for long texts and one for the others, which need not wait behind them.
+    """Some threads for long texts and some for the others, which need not wait behind them.
 
-    One each, not more: what tokenizing takes in memory and processor time is then bounded, whatever comes in at once.
+    Several, so that one text, which may take seconds, does not keep all others waiting; few, so that what they take in memory and
+    processor time is bounded, whatever comes in at once.
     """
 
     def __init__(self) -> None:
-        self._ordinary = ThreadPoolExecutor(1, thread_name_prefix="text")
-        self._long = ThreadPoolExecutor(1, thread_name_prefix="long text")
+        self._ordinary = ThreadPoolExecutor(ORDINARY_THREADS, thread_name_prefix="text")
+        self._long = ThreadPoolExecutor(LONG_THREADS, thread_name_prefix="long text")
 
     async def run(self, num_bytes: int, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """`work(*args, **kwargs)`, where a text of that length belongs: at once when it is short.
@@ -34,13 +37,13 @@ class TextThreads:
         """
         if num_bytes <= INLINE_BYTES:
             return work(*args, **kwargs)
-        thread = self._long if num_bytes > LONG_BYTES else self._ordinary
-        return await asyncio.wrap_future(thread.submit(work, *args, **kwargs))
+        threads = self._long if num_bytes > LONG_BYTES else self._ordinary
+        return await asyncio.wrap_future(threads.submit(work, *args, **kwargs))
 
     def close(self) -> None:
         """Nothing begins any more. Does not wait for what has begun: the interpreter does, before it ends."""
-        for thread in (self._ordinary, self._long):
-            thread.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._ordinary, self._long):
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 TEXT_THREADS = web.AppKey("text_threads", TextThreads)

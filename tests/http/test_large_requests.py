@@ -9,7 +9,7 @@ import pytest
 
 from svc.http.text.chat_template import ChatTemplate
 from svc.http.text.tokenizer import Tokenizer
-from svc.http.text_threads import INLINE_BYTES, LONG_BYTES, TextThreads
+from svc.http.text_threads import INLINE_BYTES, LONG_BYTES, LONG_THREADS, ORDINARY_THREADS, TextThreads
 from svc.slots.events import FinishReason
 from tests.fakes.fake_engine import FakeEngine, saying
 from tests.fakes.fake_text import IM_END, ids
@@ -165,37 +165,44 @@ async def test_text_that_cannot_be_cut_is_named() -> None:
     assert "Traceback" not in at.log.getvalue()
 
 
-async def test_long_texts_do_not_keep_others_waiting() -> None:
-    """One long text is worked on; another long one waits for it, an ordinary and a short one do not."""
-    threads, entered, go_on = TextThreads(), threading.Event(), threading.Event()
+@pytest.mark.parametrize(("num_bytes", "num_threads"), [(LONG_BYTES + 1, LONG_THREADS), (LONG_BYTES, ORDINARY_THREADS)])
+async def test_texts_do_not_keep_all_others_waiting(num_bytes: int, num_threads: int) -> None:
+    """As many as there are threads are worked on at once; one more waits for them. Others do not."""
+    threads, entered, go_on = TextThreads(), threading.Semaphore(0), threading.Event()
 
     def wait() -> str:
-        entered.set()
+        entered.release()
         assert go_on.wait(10)
-        return "long"
+        return "ended"
 
-    long = asyncio.create_task(threads.run(LONG_BYTES + 1, wait))
-    second = asyncio.create_task(threads.run(LONG_BYTES + 1, lambda: "second"))
-    while not entered.is_set():  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    assert await threads.run(LONG_BYTES, threading.current_thread) is not threading.main_thread()
+    waiting = [asyncio.create_task(threads.run(num_bytes, wait)) for _ in range(num_threads)]
+    last = asyncio.create_task(threads.run(num_bytes, lambda: "last"))
+    for _ in waiting:
+        while not entered.acquire(blocking=False):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    other_bytes = 2 * LONG_BYTES + 1 - num_bytes
+    assert await threads.run(other_bytes, threading.current_thread) is not threading.main_thread()
     assert await threads.run(INLINE_BYTES, threading.current_thread) is threading.current_thread()
-    assert not second.done()
+    assert not last.done()
     go_on.set()
-    assert [await long, await second] == ["long", "second"]
+    assert [await task for task in [*waiting, last]] == ["ended"] * num_threads + ["last"]
     threads.close()
 
 
 async def test_closing_drops_what_has_not_begun() -> None:
     """The work under way ends, what waits behind it never begins, and new work is refused."""
-    threads, entered, go_on, begun = TextThreads(), threading.Event(), threading.Event(), []
-    running = asyncio.create_task(threads.run(INLINE_BYTES + 1, lambda: (entered.set(), go_on.wait(10))))
+    threads, entered, go_on, begun = TextThreads(), threading.Semaphore(0), threading.Event(), []
+    running = [
+        asyncio.create_task(threads.run(INLINE_BYTES + 1, lambda: (entered.release(), go_on.wait(10))))
+        for _ in range(ORDINARY_THREADS)
+    ]
     waiting = asyncio.create_task(threads.run(INLINE_BYTES + 1, begun.append, 1))
-    while not entered.is_set():  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    for _ in running:
+        while not entered.acquire(blocking=False):  # noqa: ASYNC110
+            await asyncio.sleep(0)
     threads.close()
     go_on.set()
-    await running
+    await asyncio.gather(*running)
     with pytest.raises((asyncio.CancelledError, CancelledError)):
         await waiting
     assert begun == []

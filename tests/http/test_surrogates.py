@@ -4,13 +4,16 @@ import json
 import random
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from svc.http.text.unicode import well_formed, well_formed_json
+from svc.http.text import json_escapes
+from svc.http.text.json_escapes import well_formed_json
+from svc.http.text.unicode import well_formed
 from tests.fakes.fake_engine import FakeEngine, saying
 from tests.http.harness import serving
 
@@ -110,6 +113,15 @@ def test_any_document_reads_as_its_well_formed_one(value: Any) -> None:
     assert msgspec.json.decode(mended) == _replaced(json.loads(raw))
     assert len(mended) == len(raw)
     assert well_formed_json(mended) == mended
+
+
+@given(any_json, st.integers(1, 20))
+def test_slices_do_not_show(value: Any, size: int) -> None:
+    """A large text is read slice by slice: wherever they end, the outcome is the same."""
+    raw = json.dumps(value).encode()
+    whole = well_formed_json(raw)
+    with mock.patch.object(json_escapes, "SLICE_BYTES", size):
+        assert well_formed_json(raw) == whole
 
 
 @pytest.mark.parametrize(

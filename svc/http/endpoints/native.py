@@ -11,7 +11,7 @@ from msgspec import UNSET, Raw
 from svc.errors import RequestError
 from svc.http.answer import Answer, AnswerBuffer, TextDelta
 from svc.http.body import with_body
-from svc.http.fields import shown
+from svc.http.fields import response_fields, shown
 from svc.http.generation import Generation
 from svc.http.logprobs import NativeProbabilities
 from svc.http.middleware import scope_of
@@ -44,6 +44,7 @@ def _prepare(raw: bytearray, service: Service) -> tuple[NativeIn, GenerationOpti
     body = decode(NativeIn, raw)
     service.check_model(body.model)
     options = native_options(body, service.vocabulary)
+    body.response_fields = response_fields(body.response_fields)
     return body, options, encode_prompts(_split(body.prompt), service.vocabulary, service.engine.context_tokens)
 
 
@@ -83,6 +84,7 @@ class NativeDialect:
         self._generation = generation
         self._fields = body.response_fields
         self._settings = settings(service, generation.options, ignore_eos=bool(body.ignore_eos))
+        self._prompt_texts: dict[int, str] = {}  # by the identity of a prompt, which several answers may have
 
     # -- whole ------------------------------------------------------------------------------------------------------------------
     def whole(self) -> object:
@@ -125,7 +127,7 @@ class NativeDialect:
             tokens_predicted=usage.completion_tokens,
             tokens_evaluated=usage.prompt_tokens,
             generation_settings=self._settings,
-            prompt=self._service.tokenizer.decode_known(answer.prompt.ids),
+            prompt=self._prompt_text(answer.prompt),
             has_new_line=answer.has_new_line,
             truncated=self._truncated(answer),
             stop_type=answer.stop_type,
@@ -136,6 +138,11 @@ class NativeDialect:
             headrace=self._generation.report_of(answer) or UNSET,
         )
         return out if not self._fields else picked(msgspec.to_builtins(out, builtin_types=(Raw,)), self._fields)
+
+    def _prompt_text(self, prompt: PromptTokens) -> str:
+        if id(prompt) not in self._prompt_texts:
+            self._prompt_texts[id(prompt)] = self._service.tokenizer.decode_known(prompt.ids)
+        return self._prompt_texts[id(prompt)]
 
     def _truncated(self, answer: Answer) -> bool:
         """Whether the answer ended because the context is full."""

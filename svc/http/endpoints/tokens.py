@@ -1,16 +1,20 @@
 """POST /tokenize and /detokenize, in llama-server's shapes."""
 
+import msgspec
 from aiohttp import web
 
 from svc.errors import RequestError
 from svc.http.body import with_body
+from svc.http.errors import CONTENT_TYPE
 from svc.http.fields import blaming, token_ids
 from svc.http.reply import json_response
-from svc.http.schema import DetokenizeIn, DetokenizeOut, TokenizeIn, TokenizeOut, TokenPieceOut, decode
+from svc.http.schema import DetokenizeIn, DetokenizeOut, TokenizeIn, TokenPieceOut, decode
 from svc.http.service import DOOR
 from svc.http.text.tokenizer import Tokenizer
 
 MAX_TOKENIZE_CHARS = 2**22  # more than any context holds; about a second of work
+MAX_TOKENIZE_TOKENS = 2**20  # where tokens are short, such as digits
+ENCODED_AT_ONCE = 2**13  # tokens of an answer: the encoder holds the interpreter lock
 
 
 async def tokenize(request: web.Request) -> web.Response:
@@ -23,11 +27,26 @@ def _tokenize(raw: bytearray, tokenizer: Tokenizer) -> web.Response:
     if len(body.content) > MAX_TOKENIZE_CHARS:
         message = f"content has {len(body.content)} characters; at most {MAX_TOKENIZE_CHARS} are tokenized in one request."
         raise RequestError(message, param="content", code="content_too_long")
+    ids: list[int] = []
     with blaming("content"):
-        ids = tokenizer.encode(body.content, parse_special=body.parse_special)
+        for part in tokenizer.encode_parts(body.content, parse_special=body.parse_special):
+            ids += part
+            if len(ids) > MAX_TOKENIZE_TOKENS:
+                message = f"content has more than the {MAX_TOKENIZE_TOKENS} tokens that are told in one request."
+                raise RequestError(message, code="content_too_long")
     if body.add_special and tokenizer.add_bos and tokenizer.bos_id is not None:
         ids.insert(0, tokenizer.bos_id)
-    return json_response(TokenizeOut([_piece(tokenizer, token) for token in ids] if body.with_pieces else ids))
+    return _answer(ids, tokenizer if body.with_pieces else None)
+
+
+def _answer(ids: list[int], tokenizer: Tokenizer | None) -> web.Response:
+    """{"tokens": [...]}, written part by part. With a tokenizer the pieces are told too."""
+    parts = []
+    for start in range(0, len(ids), ENCODED_AT_ONCE):
+        part = ids[start : start + ENCODED_AT_ONCE]
+        told = part if tokenizer is None else [_piece(tokenizer, token) for token in part]
+        parts.append(msgspec.json.encode(told)[1:-1])
+    return web.Response(body=b'{"tokens":[' + b",".join(parts) + b"]}", content_type=CONTENT_TYPE)
 
 
 async def detokenize(request: web.Request) -> web.Response:

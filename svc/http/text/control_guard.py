@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from svc.errors import RequestError
+from svc.http.text.long_search import WINDOW_CHARS, matches, replaced
 
 _BARS = "|｜"
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 _ESCAPES = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}|\\u[ef][0-9a-f]{3}")  # as json.dumps writes private use
+_LONGEST_ESCAPE = 12
 _NUM_EASY = 4  # characters tried one by one before the text is searched for all of them
 
 
@@ -26,7 +28,7 @@ class Marker:
 
     def taken_out_of(self, text: str) -> str:
         """The text as the person wrote it."""
-        return text.replace(self.char, "").replace(_escape(self.char), "")
+        return replaced(replaced(text, self.char, ""), _escape(self.char), "")
 
 
 class ControlGuard:
@@ -41,18 +43,25 @@ class ControlGuard:
         self._bars = [bar for bar in _BARS if any(bar in text for text in texts)]
         rest = sorted((t for t in texts if len(t) > 1 and not any(bar in t for bar in _BARS)), key=len, reverse=True)
         self._rest = re.compile("|".join(map(re.escape, rest))) if rest else None
+        self._longest = max(map(len, rest), default=0)
 
     def needed(self, text: str) -> bool:
         """Whether `broken` would change `text`."""
-        return any(bar in text for bar in self._bars) or (self._rest is not None and self._rest.search(text) is not None)
+        return any(bar in text for bar in self._bars) or any(True for _ in self._spelled(text))
 
     def broken(self, text: str, marker: Marker) -> str:
         """`text` with the marker in it, from which no control token can be read."""
         for bar in self._bars:
-            text = text.replace(bar, bar + marker.char)
-        if self._rest is not None:
-            text = self._rest.sub(lambda match: match.group()[0] + marker.char + match.group()[1:], text)
-        return text
+            text = replaced(text, bar, bar + marker.char)
+        pieces, start = [], 0
+        for match in self._spelled(text):
+            pieces += [text[start : match.start() + 1], marker.char]
+            start = match.start() + 1
+        return "".join([*pieces, text[start:]]) if pieces else text
+
+    def _spelled(self, text: str) -> Iterator[re.Match[str]]:
+        """Control tokens without a bar."""
+        return matches(self._rest, text, self._longest) if self._rest else iter(())
 
 
 def absent_character(texts: Iterable[str]) -> str:
@@ -61,7 +70,9 @@ def absent_character(texts: Iterable[str]) -> str:
     for code in _PRIVATE_USE[0][:_NUM_EASY]:
         if chr(code) not in text and _escape(chr(code)) not in text:
             return chr(code)
-    used = {*text, *_ESCAPES.findall(text)}  # hostile text: one pass over it, whatever it contains
+    used = {match.group() for match in matches(_ESCAPES, text, _LONGEST_ESCAPE)}  # hostile text: one pass over it, whatever it has
+    for start in range(0, len(text), WINDOW_CHARS):
+        used.update(text[start : start + WINDOW_CHARS])
     for char in (chr(code) for codes in _PRIVATE_USE for code in codes):
         if char not in used and _escape(char) not in used:
             return char

@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers.models import BPE
 
 from svc.errors import ModelFileError, RequestError
+from svc.http.text.long_search import WINDOW_CHARS, matches
 from svc.http.text.pretokenize import PRE_TOKENIZERS, Words, byte_alphabet, pre_tokenizer
 from svc.http.text.unicode import well_formed
 
@@ -77,7 +78,8 @@ class Tokenizer:
         user_defined = self._of_type(TokenType.USER_DEFINED)
         self._bpe = _bpe(self._ids, merges, words, user_defined)
         self._word_start = words.starts
-        self._added = _any_of(_decisive(list(self.control_tokens), list(user_defined)))
+        decisive = _decisive(list(self.control_tokens), list(user_defined))
+        self._added, self._longest_added = _any_of(decisive), max(map(len, decisive), default=0)
         self._uncuttable = [(text, cut.start()) for text in user_defined for cut in words.starts.finditer(text)]
         self._longest = max(map(len, self._bytes), default=1) or 1
 
@@ -146,7 +148,7 @@ class Tokenizer:
         """Cut `text` at the control tokens spelled in it: their ids, and the non-empty texts between them, in order."""
         pieces: list[int | str] = []
         start = 0
-        for match in self._added.finditer(text) if self._added else ():
+        for match in matches(self._added, text, self._longest_added) if self._added else ():
             control = self.control_tokens.get(match.group())
             if control is None:  # a user-defined token: stays text, but hides what overlaps it
                 continue
@@ -201,7 +203,7 @@ class Tokenizer:
         """`text` in parts that encode by themselves to what they are in the whole."""
         start = 0
         while len(text) - start > _SLICE_CHARS:
-            cuts = (cut.start() for cut in self._word_start.finditer(text, start + _SLICE_CHARS))
+            cuts = self._cuts(text, start + _SLICE_CHARS, start + _MAX_UNCUT_CHARS)
             end = next((cut for cut in cuts if not self._in_user_defined(text, cut)), len(text))
             if end - start > _MAX_UNCUT_CHARS:
                 raise RequestError(f"the text has more than {_MAX_UNCUT_CHARS} characters in which no word ends")
@@ -209,6 +211,11 @@ class Tokenizer:
             start = end
         if start < len(text):
             yield text[start:]
+
+    def _cuts(self, text: str, first: int, last: int) -> Iterator[int]:
+        """Where words begin from `first` to about `last`; `re` holds the lock only for a window at a time."""
+        for start in range(first, min(last, len(text)) + 1, WINDOW_CHARS):
+            yield from (cut.start() for cut in self._word_start.finditer(text, start, start + WINDOW_CHARS))
 
     def _in_user_defined(self, text: str, cut: int) -> bool:
         """Whether a user-defined token lies across `cut`."""
