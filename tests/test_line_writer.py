@@ -39,7 +39,7 @@ class Reader:
         """Returns once a further write waits for its permit."""
         assert self._entered.acquire(timeout=PATIENCE_S)
 
-    def permit(self, writes: int = 10**6) -> None:
+    def permit(self, writes: int = 10**4) -> None:
         self._permits.release(writes)
 
     @property
@@ -50,7 +50,7 @@ class Reader:
 @given(st.lists(st.text(st.characters(exclude_characters="\n"), max_size=50)), st.integers(1, 100))
 def test_all_lines_in_order(lines: list[str], piece: int) -> None:
     """Whatever the text (lone surrogates too), and however little each write takes."""
-    reader = Reader(permits=10**6, piece=piece)
+    reader = Reader(permits=10**4, piece=piece)
     writer = LineWriter(reader.write, notice)
     for line in lines:
         writer.put(line)
