@@ -99,13 +99,13 @@ def test_branches_do_not_touch_each_other(fresh: Fresh, model: str) -> None:
 @pytest.mark.parametrize("model", ALL_MODELS)
 def test_preempted(fresh: Fresh, model: str) -> None:
     """Preempted in mid-answer and brought back: same bits, and a preemption really happened."""
-    driver = fresh(model, num_pages=12)
+    driver = fresh(model, num_pages=19)  # room for three as they begin, not for three whole answers
     prompts = [prompt(30, seed=i) for i in range(3)]
-    answers = [driver.submit(tokens, 50, params=SAMPLED) for tokens in prompts]
+    answers = [driver.submit(tokens, 100, params=SAMPLED) for tokens in prompts]
     driver.run()
     assert driver.scheduler.counters.preemptions > 0
     for answer, tokens in zip(answers, prompts, strict=True):
-        assert bits(answer) == solo(fresh, model, tokens, 50, SAMPLED)
+        assert bits(answer) == solo(fresh, model, tokens, 100, SAMPLED)
 
 
 @pytest.mark.parametrize("model", [HYBRID_MODELS[0], "tiny-qwen3next-Q4_K_M", "tiny-qwen3-Q8_0", *RANDOM_MODELS])
@@ -140,16 +140,16 @@ def test_penalties_depend_on_the_tokens_alone(fresh: Fresh) -> None:
     """With bias and penalties: batched, resumed in the middle of the prompt, and preempted, all as alone."""
     model = "tiny-qwen3next-Q4_K_M"
     prompts = [prompt(30, seed=i) for i in range(3)]
-    controls = [solo(fresh, model, tokens, 50, PENALIZED) for tokens in prompts]
-    assert controls[0] != solo(fresh, model, prompts[0], 50, SamplingParams(temperature=0.9, seed=11, num_logprobs=3))
-    crowded = fresh(model, num_pages=12)
-    answers = [crowded.submit(tokens, 50, params=PENALIZED) for tokens in prompts]
+    controls = [solo(fresh, model, tokens, 100, PENALIZED) for tokens in prompts]
+    assert controls[0] != solo(fresh, model, prompts[0], 100, SamplingParams(temperature=0.9, seed=11, num_logprobs=3))
+    crowded = fresh(model, num_pages=19)
+    answers = [crowded.submit(tokens, 100, params=PENALIZED) for tokens in prompts]
     crowded.run()
     assert crowded.scheduler.counters.preemptions > 0
     assert [bits(answer) for answer in answers] == controls
     driver = fresh(model)
     driver.ask(prompts[0][:17], 0)
-    resumed = driver.ask(prompts[0], 50, params=PENALIZED)
+    resumed = driver.ask(prompts[0], 100, params=PENALIZED)
     assert resumed.cached == 17
     assert bits(resumed) == controls[0]
 

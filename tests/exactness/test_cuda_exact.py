@@ -116,13 +116,13 @@ def test_resumed_behind_an_answer(device: Device, fresh: Fresh, file: str) -> No
 @pytest.mark.parametrize("file", FILES)
 def test_preempted(device: Device, fresh: Fresh, file: str) -> None:
     """Preempted in mid-answer and brought back, drawing tokens at random."""
-    driver = fresh(file, pages=12)
+    driver = fresh(file, pages=19)
     prompts = [prompt(30, seed=seed) for seed in range(3)]
-    answers = [driver.submit(tokens, 50, params=SAMPLED) for tokens in prompts]
+    answers = [driver.submit(tokens, 100, params=SAMPLED) for tokens in prompts]
     driver.run()
     assert driver.scheduler.counters.preemptions > 0
     for answer, tokens in zip(answers, prompts, strict=True):
-        assert bits(answer) == solo(device, file, tuple(tokens), 50, SAMPLED)
+        assert bits(answer) == solo(device, file, tuple(tokens), 100, SAMPLED)
 
 
 def test_graphs_are_used(fresh: Fresh) -> None:
