@@ -50,7 +50,7 @@ _leaves = st.one_of(
     st.lists(st.one_of(st.integers(-5, 5), st.text("xyz é\"\\", max_size=4), st.booleans(), st.none()), min_size=1, max_size=4).map(
         lambda values: {"enum": values}
     ),
-    st.one_of(st.integers(), st.text(max_size=5), st.just({"k": [1, None]})).map(lambda value: {"const": value}),
+    st.one_of(st.integers(-(2**53), 2**53), st.text(max_size=5), st.just({"k": [1, None]})).map(lambda value: {"const": value}),
     st.sampled_from(["uuid", "ipv4"]).map(lambda name: {"type": "string", "format": name}),
 )  # fmt: skip
 
@@ -129,6 +129,11 @@ def test_any_object(tokenizer: Tokenizer) -> None:
         ({"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}, "at uniqueItems"),
         ({"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(1200)}}, "cannot be enforced"),
         ({"enum": ["x" * 200_000]}, "longer than"),
+        ({"const": 2**53 + 1}, "at const: integers beyond"),
+        ({"properties": {"x": {"enum": [1, -(2**53) - 1]}}}, r"at properties.x.enum\[1\]: integers beyond"),
+        ({"const": {"k": [2**53 + 1]}}, r"at const.k\[0\]: integers beyond"),
+        ({"type": "integer", "maximum": 10**20}, "at maximum: integers beyond"),
+        ({"properties": {"k" * 9000: {"const": 2**53 + 1}}}, r"at k{394}\.const: integers beyond"),
         ([], "must be an object"),
         (True, "must be an object"),
     ],

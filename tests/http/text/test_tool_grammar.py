@@ -132,3 +132,13 @@ def test_as_much_of_a_schema_as_can_be_enforced(form: CallFormat, schema: dict[s
     if form is HERMES or "format" in str(schema) or "uniqueItems" in str(schema):
         with pytest.raises(RequestError, match=r"tool f cannot be enforced: .+"):
             compile_calls(_COMPILER, form, [CallableTool("f", schema, strict=True)], parallel=True, required=True)
+
+
+def test_bounds_that_no_float_holds() -> None:
+    """The nearest float is the bound of a tool that is not strict; the types of its parameters are enforced as before."""
+    schema = {"type": "object", "properties": {"id": {"type": "integer", "maximum": 2**63 - 1}}, "required": ["id"]}
+    grammar = compile_calls(_COMPILER, HERMES, [CallableTool("f", schema)], parallel=False, required=True)
+    assert accepts(grammar.matcher(), written(HERMES, [("f", {"id": 5})]).encode())
+    assert not accepts(grammar.matcher(), written(HERMES, [("f", {"id": "5"})]).encode())
+    with pytest.raises(RequestError, match="tool f cannot be enforced: integers beyond"):
+        compile_calls(_COMPILER, HERMES, [CallableTool("f", schema, strict=True)], parallel=False, required=True)

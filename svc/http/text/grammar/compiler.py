@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -11,7 +10,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from svc.errors import RequestError
-from svc.http.text.grammar.lark import as_lark
+from svc.http.text.grammar.lark import as_lark, members, path_of
 from svc.http.text.grammar.matcher import Matcher, Vocabulary, Words
 from svc.http.text.grammar.spec import GrammarSpec, Notation
 from svc.http.text.reasoning import ReasoningTags
@@ -132,17 +131,8 @@ def _sentence(spec: GrammarSpec, error: str) -> str:
 def _place(schema: Any, reason: str) -> str | None:
     """The first member of `schema` whose text, or else whose name, `reason` quotes."""
     words = set(_WORD.findall(reason))
-    members = list(_members(schema, ""))
-    by_text = (path for path, value in members if isinstance(value, str) and value in words)
-    by_name = (path for path, _ in members if path.rpartition(".")[2] in words)
-    return next(by_text, None) or next(by_name, None)
-
-
-def _members(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield f"{path}.{key}".lstrip("."), item
-            yield from _members(item, f"{path}.{key}")
-    elif isinstance(value, list):
-        for n, item in enumerate(value):
-            yield from _members(item, f"{path}[{n}]")
+    parts = list(members(schema))
+    by_text = (trail for trail, value in parts if isinstance(value, str) and value in words)
+    by_name = (trail for trail, _ in parts if trail is not None and trail[1] in words)
+    found = next(by_text, None) or next(by_name, None)
+    return path_of(found) if found else None
