@@ -35,8 +35,11 @@ class Generation:
     new_buffer: Callable[[], AnswerBuffer]  # called once for each answer
     created: int = field(default_factory=lambda: int(time.time()))
     answers: list[Answer] = field(default_factory=list)
-    inbox: Inbox = field(default_factory=Inbox)
+    inbox: Inbox = field(init=False)
     _streams: list[TokenStream] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.inbox = Inbox(self.service.rounds)
 
     def __enter__(self) -> "Generation":
         self._check_number()

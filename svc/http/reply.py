@@ -65,10 +65,21 @@ async def _stream(
 
 
 async def _send_news(events: EventStream, generation: Generation, dialect: Dialect) -> None:
-    """Whatever came between two turns, of however many answers, is one write."""
+    """Whatever came between two turns, of however many answers, is one write. This task is woken for what needs one: the end of an
+    answer, a comment, a client that does not read."""
+
+    def write(answers: list[Answer]) -> bool:
+        if events.paused or any(answer.ended for answer in answers):
+            return False
+        data = b"".join([dialect.news(answer) for answer in answers])
+        if data:
+            events.write_now(data)
+        return True
+
     num_open = len(generation.answers)
     while num_open:
-        await generation.inbox.wait()
+        await generation.inbox.wait(write)
+        await events.resumed()
         answers = generation.inbox.take()
         ended = [answer for answer in answers if answer.ended]  # later ones have news that are not in `data`
         num_open -= len(ended)

@@ -3,12 +3,13 @@
 import enum
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from aiohttp import web
 
 from svc.http.errors import ApiError, model_not_found, unavailable
+from svc.http.inbox import Rounds
 from svc.http.options import Vocabulary
 from svc.http.schema import JsonObject
 from svc.http.text.chat_template import ChatTemplate
@@ -76,6 +77,7 @@ class Service:
     keep_alive_s: float = 5.0
     show_prompts: bool = False  # whether /slots may tell what people wrote
     prefill_assistant: bool = False  # whether a final message of the assistant is continued without being asked for
+    rounds: Rounds = field(default_factory=Rounds)  # in which streamed answers are written
 
     @property
     def vocabulary(self) -> Vocabulary:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
-from svc.http.protocol import ping_with
+from svc.http.protocol import BodyWriter, ping_with
 
 HEADERS = {
     "Cache-Control": "no-cache",
@@ -56,10 +56,12 @@ class EventStream:
         self._loop = asyncio.get_running_loop()
         self._last_write_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._body: BodyWriter | None = None  # once it is open
 
     async def open(self) -> None:
         """Sends the headers and a first comment, so that proxies and clients know at once that the request is taken."""
         await self.response.prepare(self._request)
+        self._body = BodyWriter(self._request)
         ping_with(self._request, self.ping)
         _notice_vanished_peer(self._request)
         await self.ping()
@@ -75,6 +77,23 @@ class EventStream:
         await self.response.write(events)
         self._last_write_s = self._loop.time()
         self.ping_is_due = False
+
+    def write_now(self, events: bytes) -> None:
+        """`write` for a stream that is not `paused`."""
+        assert self._body is not None
+        self._body.write(events)
+        self._last_write_s = self._loop.time()
+        self.ping_is_due = False
+
+    @property
+    def paused(self) -> bool:
+        """Whether the client leaves so much unread that writing would wait."""
+        return self._body is not None and self._body.paused
+
+    async def resumed(self) -> None:
+        """Waits until the client has read on."""
+        if self._body is not None and self._body.paused:
+            await self._body.resumed()
 
     async def ping(self) -> None:
         await self.write(PING)

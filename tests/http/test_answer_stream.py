@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from svc.http.answer import MAX_UNREAD_BYTES, Answer
-from svc.http.inbox import Inbox
+from svc.http.answer import MAX_UNREAD_BYTES, Answer, AnswerBuffer, TextDelta
+from svc.http.inbox import Inbox, Rounds
+from svc.http.protocol import Connection
 from svc.http.text.answer_text import AnswerText
 from svc.slots.events import FinishReason, TokenEvent
 from tests.fakes.fake_engine import FakeEngine, FakeSequence, saying
@@ -21,7 +22,6 @@ PATHS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 100},
     "/completion": {"prompt": "hi"},
 }
-NEWLINE = ord("\n")
 NEWLINE = ord("\n")
 
 
@@ -100,6 +100,109 @@ async def test_choices_of_one_turn_are_one_write() -> None:
             sequence.say(ord("a"))
         chunk = await reader.readexactly(int(await reader.readuntil(b"\r\n"), 16))
         assert [event["choices"][0]["index"] for event in parse_sse(chunk)] == [0, 1]
+
+
+async def test_tokens_of_one_step_are_written_in_one_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many requests they belong to; and no handler is woken for them."""
+    rounds: list[int] = []
+    empty, take = Rounds._empty, Inbox.take
+
+    def noted(self: Rounds) -> None:
+        rounds.append(len(self._inboxes))
+        empty(self)
+
+    def not_expected(self: Inbox) -> list[Answer]:
+        woken.append(self)
+        return take(self)
+
+    woken: list[Inbox] = []
+    monkeypatch.setattr(Rounds, "_empty", noted)
+    monkeypatch.setattr(Inbox, "take", not_expected)
+    body = request_bytes("/v1/completions", {**PATHS["/v1/completions"], "stream": True})
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        serving(FakeEngine()) as at,
+        socket_to(at) as one,
+        socket_to(at) as two,
+        socket_to(at) as three,
+    ):
+        sockets = (one, two, three)
+        for _, writer in sockets:
+            writer.write(body)
+        sequences = await submitted(at, 3)
+        for reader, _ in sockets:
+            await reader.readuntil(b": keep-alive\n\n\r\n")
+        for letter in b"abc":
+            for sequence in sequences:
+                sequence.say(letter)
+            for reader, _ in sockets:
+                await reader.readuntil(b'"text":"%c"' % letter)
+        assert rounds == [3, 3, 3]
+        assert woken == []
+        for sequence in sequences:
+            sequence.end(FinishReason.STOP)
+        for reader, _ in sockets:
+            await reader.readuntil(b"[DONE]")
+        assert len(woken) == 3
+
+
+async def test_news_of_a_client_that_does_not_read_wait_in_its_answer() -> None:
+    """What the transport holds is bounded, however long nobody reads; then the client gets all of it in order."""
+    num_tokens = 20_000
+    async with asyncio.timeout(60), serving(FakeEngine(context_tokens=10**6)) as at, socket_to(at) as (reader, writer):
+        writer.write(request_bytes("/v1/completions", {"prompt": "hi", "stream": True, "max_tokens": 10**5}))
+        (sequence,) = await submitted(at, 1)
+        (connection,) = at.server.clients._open
+        assert isinstance(connection, Connection)
+        assert connection.transport is not None
+        most = 0
+        for number in range(num_tokens):
+            sequence.say(ord("a") + number % 26)
+            await asyncio.sleep(0)
+            most = max(most, connection.transport.get_write_buffer_size())
+        assert connection.writing_paused
+        assert most < 2**17
+        sequence.end(FinishReason.STOP)
+        raw = b""
+        while not raw.endswith(b"\r\n0\r\n\r\n"):
+            raw += await reader.read(2**20)
+    *chunks, done = parse_sse(unchunked(raw.partition(b"\r\n\r\n")[2]))
+    assert done == "[DONE]"
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "".join(chr(97 + n % 26) for n in range(num_tokens))
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_bug_in_a_dialect_ends_one_answer_only(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raised while its events are written, it reaches that request's handler and nobody else."""
+    take = AnswerBuffer.take
+
+    def broken(self: AnswerBuffer) -> TextDelta:
+        delta = take(self)
+        if delta.content == "b":
+            raise ZeroDivisionError("bug")
+        return delta
+
+    monkeypatch.setattr(AnswerBuffer, "take", broken)
+    body = request_bytes(path, {**PATHS[path], "stream": True})
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        serving(FakeEngine()) as at,
+        socket_to(at) as (reader, writer),
+        socket_to(at) as (others, writes),
+    ):
+        for each in (writer, writes):
+            each.write(body)
+        broken_one, other = await submitted(at, 2)
+        for each in (reader, others):
+            await each.readuntil(b": keep-alive\n\n\r\n")
+        for letters in (b"ac", b"bd"):
+            broken_one.say(letters[0])
+            other.say(letters[1])
+            await others.readuntil(b'"%c"' % letters[1])
+        assert b'"server_error"' in await reader.readuntil(b"\r\n0\r\n\r\n")
+        assert await at.engine.cancelled.get() is broken_one
+        assert len(at.log_lines("stream_failed")) == 1
+        assert not other.ended
 
 
 @pytest.mark.parametrize("stream", [False, True])

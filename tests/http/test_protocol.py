@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import uvloop
+from aiohttp import web
 
 from svc.http import protocol
 from svc.http.access import ApiKeys
-from svc.http.protocol import CONTINUE, MAX_PIPELINED
+from svc.http.connections import Connections
+from svc.http.protocol import CONTINUE, MAX_PIPELINED, BodyWriter, Runner
 from svc.slots.events import FinishReason
 from tests.fakes.fake_engine import FakeEngine, saying
 from tests.http.harness import Harness, parse_sse, serving
@@ -380,5 +382,91 @@ def test_events_stay_events(run: Callable[[Scenario], None]) -> None:
             sequence.end(FinishReason.STOP)
             events = parse_sse((await client.reader.read()).partition(b"\r\n\r\n")[2])
             assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "x" * 50
+
+    run(scenario)
+
+
+# -- writing without waiting -----------------------------------------------------------------------------------------------------
+PIECES = (b"a", b"data: {}\n\n", b"\r\n" * 10, b"x" * 70_000)
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+def test_body_writer_writes_what_aiohttp_does(version: bytes, run: Callable[[Scenario], None]) -> None:
+    """Byte for byte, behind and before what aiohttp itself writes."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        response.headers["Date"] = response.headers["Server"] = "x"
+        await response.prepare(request)
+        writer = BodyWriter(request)
+        for piece in PIECES:
+            if request.path == "/ours" and piece != PIECES[0]:
+                writer.write(piece)
+                if writer.paused:
+                    await writer.resumed()
+            else:
+                await response.write(piece)
+        await response.write_eof(b"end")
+        return response
+
+    async def scenario() -> None:
+        app = web.Application()
+        app.router.add_get("/{name}", handler)
+        runner = Runner(app, Connections(10, 0, lambda number: None))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        found = []
+        for path in (b"/ours", b"/theirs"):
+            reader, writer = await asyncio.open_connection(*runner.addresses[0])
+            writer.write(b"GET %b HTTP/%b\r\nHost: x\r\nConnection: close\r\n\r\n" % (path, version))
+            found.append(await reader.read())
+            writer.close()
+        await runner.cleanup()
+        assert found[0] == found[1]
+        assert b"end" in found[0]
+
+    run(scenario)
+
+
+def test_body_writer_pauses_where_nobody_reads(run: Callable[[Scenario], None]) -> None:
+    """Paused once the client leaves much unread, and no more once it has read; when it has left, writing raises."""
+    seen: list[bool] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        writer = BodyWriter(request)
+        seen.append(writer.paused)
+        while not writer.paused:
+            writer.write(bytes(2**16))
+            await asyncio.sleep(0)
+        seen.append(writer.paused)
+        full.set()
+        await writer.resumed()
+        seen.append(writer.paused)
+        assert request.transport is not None
+        request.transport.close()
+        with pytest.raises(ConnectionResetError):
+            writer.write(b"x")
+        left.set()
+        return response
+
+    full, left = asyncio.Event(), asyncio.Event()
+
+    async def scenario() -> None:
+        app = web.Application()
+        app.router.add_get("/", handler)
+        runner = Runner(app, Connections(10, 0, lambda number: None))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        reader, writer = await asyncio.open_connection(*runner.addresses[0], limit=1)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await full.wait()
+        while await reader.read(2**20):
+            pass
+        await left.wait()
+        writer.close()
+        await runner.cleanup()
+        assert seen == [False, True, False]
 
     run(scenario)

@@ -2,7 +2,8 @@
 knows every token at once.
 
     python -m tests.bench.streams                                 this tree
-    python -m tests.bench.streams --trees OLD NEW --rounds 3      two trees in turns, and their ratio
+    python -m tests.bench.streams --trees OLD NEW --rounds 3      several trees in turns, and their ratios to the first
+    python -m tests.bench.streams --trees OLD NEW --server FILE   where a tree is older than this bench: a server that it can run
 
 The server is a process of its own; so is this one, which reads and throws away.
 """
@@ -46,7 +47,15 @@ class Case:
 @contextmanager
 def server(tree: Path, case: Case, arguments: argparse.Namespace) -> Iterator[IO[str]]:
     """The output of a server that runs the code of `tree`."""
-    command = [sys.executable, str(tree / SERVER), "--model", arguments.model, "--streams", str(case.streams)]
+    own = tree / SERVER
+    command = [
+        sys.executable,
+        str(own if own.exists() else arguments.server),
+        "--model",
+        arguments.model,
+        "--streams",
+        str(case.streams),
+    ]
     command += ["--steps", str(arguments.steps), "--step-ms", str(case.step_ms), "--top", "5" if "logprobs" in case.load else "0"]
     with subprocess.Popen(
         command, env={**os.environ, "PYTHONPATH": str(tree.resolve())}, stdout=subprocess.PIPE, text=True
@@ -86,14 +95,15 @@ def compare(case: Case, arguments: argparse.Namespace) -> None:
     medians = [statistics.median(row[index][0] for row in rounds) for index in range(len(arguments.trees))]
     rates = [statistics.median(row[index][1] for row in rounds) for index in range(len(arguments.trees))]
     cells = [f"{cost:.1f} us ({rate:,.0f} tokens/s)" for cost, rate in zip(medians, rates, strict=True)]
-    ratio = f" | {medians[-1] / medians[0]:.2f}" if len(medians) > 1 else ""
-    print(f"| {case.load}, {case.streams} streams, steps of {case.step_ms:g} ms | {' | '.join(cells)}{ratio} |", flush=True)
+    ratios = [f"{cost / medians[0]:.2f}" for cost in medians[1:]]
+    print(f"| {case.load}, {case.streams} streams, steps of {case.step_ms:g} ms | {' | '.join(cells + ratios)} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(MODEL), help="whose tokenizer and chat template are used")
     parser.add_argument("--trees", type=Path, nargs="+", default=[ROOT])
+    parser.add_argument("--server", type=Path, help="for trees that have none of their own")
     parser.add_argument("--load", nargs="+", choices=list(LOAD), default=["chat"])
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--step-ms", type=float, nargs="+", default=[0.0])
