@@ -51,6 +51,12 @@ def _said(text: bytes) -> bytes:
     return b'{"max_tokens":1,"messages":[{"role":"user","content":"' + text + b'"}]}'
 
 
+def _many_stops() -> bytes:
+    """Each begins as the answer does, which is one letter again and again."""
+    stops = ["a" * n + "b" * (1000 - n) for n in range(936, 1000)]
+    return json.dumps({"prompt": "a", "max_tokens": 400, "ignore_eos": True, "logit_bias": [["a", 100]], "stop": stops}).encode()
+
+
 MANY = 20_000_000
 TOOL = (
     b'{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{"a":{"type":"string","enum":["x"]}}}}}'
@@ -80,30 +86,34 @@ CASES = (
         NATIVE,
         lambda: b'{"prompt":"a","n_predict":1,"response_fields":["' + b"/" * 3_000_000 + b'"]}',
     ),
+    Case("A3 64 stops of 1,000 characters, 400 tokens", TEXT, _many_stops),
     Case(
         "A4 1,024 logit_bias texts of 1,000 characters",
         CHAT,
         lambda: _chat("logit_bias", json.dumps([[f"{n} {'ab ' * 330}", 1] for n in range(1024)]).encode()),
     ),
     Case("A4 2 M digits to /tokenize", "/tokenize", lambda: b'{"content":"' + b"7" * 2_000_000 + b'"}'),
+    Case("900,000 digits to /tokenize", "/tokenize", lambda: b'{"content":"' + b"7" * 900_000 + b'"}'),
     Case("4 M digits to /tokenize, with pieces", "/tokenize", lambda: b'{"with_pieces":true,"content":"' + b"7" * 2**22 + b'"}'),
+    Case("300,000 ids to /detokenize", "/detokenize", lambda: b'{"tokens":' + _list(b"1234", 300_000) + b"}"),
+    Case("prompt of 300,000 ids", TEXT, lambda: b'{"max_tokens":1,"prompt":' + _list(b"1234", 300_000) + b"}"),
     Case("500,000 ids to /detokenize", "/detokenize", lambda: b'{"tokens":' + _list(b"1234", 500_000) + b"}"),
     Case("prompt of 500,000 ids", TEXT, lambda: b'{"max_tokens":1,"prompt":' + _list(b"1234", 500_000) + b"}"),
-    Case("7 MB of prose", CHAT, lambda: _said(b"Many words, and some more. " * 260_000)),
-    Case("7 MB of one letter", CHAT, lambda: _said(b"a" * 7_000_000)),
-    Case("7 MB of spaces", TEXT, lambda: b'{"max_tokens":1,"prompt":"' + b" " * 7_000_000 + b'"}'),
-    Case("7 MB of Chinese", CHAT, lambda: _said("\u4e2d".encode() * 2_300_000)),
-    Case("7 MB of escaped Chinese", CHAT, lambda: _said(b"\\u4e2d" * 1_160_000)),
-    Case("7 MB of escaped emojis", CHAT, lambda: _said(b"\\ud83d\\ude00" * 580_000)),
-    Case("7 MB of half emojis", CHAT, lambda: _said(b"\\ud83d" * 1_160_000)),
-    Case("7 MB of escaped backslashes", CHAT, lambda: _said(b"\\\\" * 3_500_000)),
-    Case("7 MB of lines", CHAT, lambda: _said(b"\\n" * 3_500_000)),
-    Case("7 MB of <", CHAT, lambda: _said(b"<" * 7_000_000)),
-    Case("7 MB of <|", CHAT, lambda: _said(b"<|" * 3_500_000)),
-    Case("7 MB of <|im_end|>", CHAT, lambda: _said(b"<|im_end|>" * 700_000)),
-    Case("7 MB of <|im_end|> in a prompt", TEXT, lambda: b'{"max_tokens":1,"prompt":"' + b"<|im_end|>" * 700_000 + b'"}'),
-    Case("7 MB of spaces around a body", CHAT, lambda: b" " * 7_000_000 + _said(b"hi")),
-    Case("7 MB of unclosed text", CHAT, lambda: _said(b"a" * 7_000_000)[:-4]),
+    Case("6 MB of prose", CHAT, lambda: _said(b"Many words, and some more. " * 222_000)),
+    Case("6 MB of one letter", CHAT, lambda: _said(b"a" * 6_000_000)),
+    Case("6 MB of spaces", TEXT, lambda: b'{"max_tokens":1,"prompt":"' + b" " * 6_000_000 + b'"}'),
+    Case("6 MB of Chinese", CHAT, lambda: _said("\u4e2d".encode() * 2_000_000)),
+    Case("6 MB of escaped Chinese", CHAT, lambda: _said(b"\\u4e2d" * 1_000_000)),
+    Case("6 MB of escaped emojis", CHAT, lambda: _said(b"\\ud83d\\ude00" * 500_000)),
+    Case("6 MB of half emojis", CHAT, lambda: _said(b"\\ud83d" * 1_000_000)),
+    Case("6 MB of escaped backslashes", CHAT, lambda: _said(b"\\\\" * 3_000_000)),
+    Case("6 MB of lines", CHAT, lambda: _said(b"\\n" * 3_000_000)),
+    Case("6 MB of <", CHAT, lambda: _said(b"<" * 6_000_000)),
+    Case("6 MB of <|", CHAT, lambda: _said(b"<|" * 3_000_000)),
+    Case("6 MB of <|im_end|>", CHAT, lambda: _said(b"<|im_end|>" * 600_000)),
+    Case("6 MB of <|im_end|> in a prompt", TEXT, lambda: b'{"max_tokens":1,"prompt":"' + b"<|im_end|>" * 600_000 + b'"}'),
+    Case("6 MB of spaces around a body", CHAT, lambda: b" " * 6_000_000 + _said(b"hi")),
+    Case("6 MB of unclosed text", CHAT, lambda: _said(b"a" * 6_000_000)[:-4]),
 )
 
 
