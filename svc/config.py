@@ -105,7 +105,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_body_bytes: Annotated[
         AutoSize,
         Meta(
-            description="largest request body taken; auto: 4 MiB and 16 bytes per token of the context, at most 8 MiB", extra=SIZE
+            description="largest request body taken; auto: 2 MiB and 16 bytes per token of the context, at most 6 MiB", extra=SIZE
         ),
     ] = "auto"
     body_timeout_s: Annotated[

@@ -14,9 +14,9 @@ from svc.http.text_threads import TEXT_THREADS
 
 BODIES_HELD = 4  # bodies of the largest size that may be here at once
 UNCOUNTED_BYTES = 2**16  # of each body, so that ordinary requests pass when large ones do not; connections are counted
-AUTO_FIXED_BYTES = 4 * 2**20  # what bodies may have beside a prompt: tools, and further prompts
+AUTO_FIXED_BYTES = 2 * 2**20  # what bodies may have beside a prompt: tools, and further prompts
 AUTO_BYTES_PER_TOKEN = 16  # a token has about 4 bytes; a character that is escaped for JSON alone has 6
-AUTO_MAX_BYTES = 8 * 2**20  # a text of that length is decoded in 20 to 50 ms, for which everything else waits
+AUTO_MAX_BYTES = 6 * 2**20  # a text of that length is decoded in 10 to 35 ms, for which everything else waits
 
 P = ParamSpec("P")
 R = TypeVar("R")

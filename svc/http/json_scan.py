@@ -13,10 +13,12 @@ from svc.errors import RequestError
 from svc.http.text.json_escapes import SLICE_BYTES, Bytes, Escapes
 
 UNCOUNTED_BYTES = 2**16  # up to here no text can hold so much that it matters
-# Values of a text, where an object, an array and a key count for more: building them takes 15 to 40 ms on an ordinary machine,
-# whatever they are. Half a million numbers, or a hundred thousand keys with theirs.
-MAX_WEIGHT = 2**19
+# Values of a text, where an object, an array and a key count for more, and the decoder stops at every escape in a string: building
+# them takes 10 to 25 ms on an ordinary machine, whatever they are. 330,000 numbers, or 65,000 keys with theirs.
+MAX_WEIGHT = 5 * 2**16
 EXTRA_WEIGHT = 4  # of an object, an array or a key
+ESCAPES_PER_VALUE = 6
+MAX_DEPTH = 200  # levels: far below what Python's recursion, the decoder's and the encoder's take
 _BLOCK = 64
 _MAX_BLOCKS = 4  # of digits only, one after the other: Python's integers take time that grows with the square of their length
 MAX_DIGITS = (_MAX_BLOCKS + 1) * _BLOCK  # fewer are taken
@@ -31,39 +33,49 @@ Flags = npt.NDArray[np.bool_]
 
 
 def check_weight(body: bytes | bytearray) -> None:
-    """RequestError for a text of more values than `MAX_WEIGHT`, or with a number of more digits than any number has; it names the
-    outermost field that holds them. What is no JSON passes, as far as it is none.
+    """RequestError for a text of more values than `MAX_WEIGHT`, of more levels than `MAX_DEPTH`, or with a number of more digits
+    than any number has; it names the outermost field that holds them. What is no JSON passes, as far as it is none.
     """
-    if len(body) <= UNCOUNTED_BYTES:
+    if len(body) <= UNCOUNTED_BYTES and body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
         return
     scan = _Scan()
     text = np.frombuffer(body, np.uint8)
     for start in range(0, len(text), SLICE_BYTES):
         scan.add(text[start : start + SLICE_BYTES])
-        if scan.weight > MAX_WEIGHT:
-            where = _field(body, scan.last_field)
-            message = (
-                f"{where or 'The request body'} has too many values: at most {MAX_WEIGHT} are taken in one request, "
-                f"where each object, array and key counts as {EXTRA_WEIGHT} more."
-            )
-            raise RequestError(message, param=where, code="too_many_values")
-        if scan.long_number:
-            where = _field(body, scan.last_field)
-            raise RequestError(f"{where or 'The request body'} has a number of more than {MAX_DIGITS} digits.", param=where)
+        if scan.weight > MAX_WEIGHT or scan.max_depth > MAX_DEPTH or scan.long_number:
+            raise _too_much(scan, _field(body, scan.last_field))
+
+
+def _too_much(scan: "_Scan", where: str | None) -> RequestError:
+    subject = where or "The request body"
+    if scan.weight > MAX_WEIGHT:
+        message = (
+            f"{subject} has too many values: at most {MAX_WEIGHT} are taken in one request, where each object, array and key "
+            f"counts as {EXTRA_WEIGHT} more, and {ESCAPES_PER_VALUE} escapes in strings count as one value."
+        )
+        return RequestError(message, param=where, code="too_many_values")
+    if scan.max_depth > MAX_DEPTH:
+        return RequestError(f"{subject} is nested more than {MAX_DEPTH} levels deep.", param=where, code="invalid_json")
+    return RequestError(f"{subject} has a number of more than {MAX_DIGITS} digits.", param=where)
 
 
 class _Scan:
     """The counts of a text read slice by slice, and how the last slice ended."""
 
     def __init__(self) -> None:
-        self.weight = 1  # the outermost value has no comma and no bracket around it
+        self.max_depth = 0
         self.long_number = False
         self.last_field = -1  # where the last colon of the outermost object is
+        self._num_values = 1  # the outermost value has no comma and no bracket around it
         self._read_bytes = 0
         self._depth = 0
         self._in_string = False
         self._escapes = Escapes()
         self._digits = np.zeros(_MAX_BLOCKS, np.bool_)  # whether the last blocks had nothing else
+
+    @property
+    def weight(self) -> int:
+        return self._num_values + self._escapes.num_seen // ESCAPES_PER_VALUE
 
     def add(self, text: Bytes) -> None:
         """`text` must have whole blocks unless it is the last slice."""
@@ -71,7 +83,7 @@ class _Scan:
         kinds[self._inside(text)] = 0
         openings, keys = kinds == _OPENING, kinds == _COLON
         num_openings, num_keys = int(np.count_nonzero(openings)), int(np.count_nonzero(keys))
-        self.weight += int(np.count_nonzero(kinds == _COMMA)) + (EXTRA_WEIGHT + 1) * num_openings + EXTRA_WEIGHT * num_keys
+        self._num_values += int(np.count_nonzero(kinds == _COMMA)) + (EXTRA_WEIGHT + 1) * num_openings + EXTRA_WEIGHT * num_keys
         self._count_digits(kinds == _DIGIT)
         self._follow(openings, kinds == _CLOSING, keys)
         self._read_bytes += len(text)
@@ -96,6 +108,7 @@ class _Scan:
         outermost = np.flatnonzero(keys & (depth == 1))
         if len(outermost):
             self.last_field = self._read_bytes + int(outermost[-1])
+        self.max_depth = max(self.max_depth, int(depth.max()))
         self._depth = int(depth[-1])
 
 

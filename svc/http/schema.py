@@ -151,17 +151,13 @@ def decode(kind: type[In], body: bytes | bytearray) -> In:
 
 
 def _decoded(kind: Any, body: bytes | bytearray) -> Any:
-    if not body or body.isspace():
-        raise RequestError("The request body is empty; a JSON object is expected.")
     check_weight(body)
     try:
         return _built(kind, well_formed_json(body))
     except msgspec.ValidationError as error:
         raise _request_error(str(error)) from None
-    except msgspec.DecodeError as error:
-        raise RequestError(f"The request body is not valid JSON: {str(error)[:200]}.", code="invalid_json") from None
-    except RecursionError:
-        raise RequestError("The request body is nested too deeply.", code="invalid_json") from None
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise _not_json(body, error) from None
 
 
 def _built(kind: Any, body: bytes | bytearray) -> Any:
@@ -171,6 +167,15 @@ def _built(kind: Any, body: bytes | bytearray) -> Any:
         return msgspec.json.decode(body, type=kind)
     finally:
         gc.enable()
+
+
+def _not_json(body: bytes | bytearray, error: Exception) -> RequestError:
+    """Whatever the decoder says of a text that is no JSON."""
+    if not body or body.isspace():
+        return RequestError("The request body is empty; a JSON object is expected.")
+    if isinstance(error, RecursionError):
+        return RequestError("The request body is nested too deeply.", code="invalid_json")
+    return RequestError(f"The request body is not valid JSON: {str(error)[:200]}.", code="invalid_json")
 
 
 def _request_error(message: str) -> RequestError:

@@ -1,6 +1,7 @@
 """The weight of a JSON text is counted exactly, however it is cut into slices, and what is too heavy is refused by its field."""
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from svc.errors import RequestError
-from svc.http.json_scan import EXTRA_WEIGHT, MAX_DIGITS, MAX_WEIGHT, UNCOUNTED_BYTES, _Scan, check_weight
+from svc.http.json_scan import (
+    ESCAPES_PER_VALUE,
+    EXTRA_WEIGHT,
+    MAX_DEPTH,
+    MAX_DIGITS,
+    MAX_WEIGHT,
+    UNCOUNTED_BYTES,
+    _Scan,
+    check_weight,
+)
 from svc.http.schema import ChatIn, CompletionIn, decode
 
+ESCAPE = re.compile(rb"\\.", re.DOTALL)
 SLICE = 64  # the shortest that the scan takes
 texts = st.text(st.sampled_from('\\"[]{},:0a\u00e9\U0001f600\n'), max_size=90)
 values = st.recursive(
@@ -28,6 +39,13 @@ def weight(value: Any) -> int:
     if isinstance(value, list):
         return 1 + EXTRA_WEIGHT + sum(map(weight, value))
     return 1
+
+
+def depth(value: Any) -> int:
+    """Objects and arrays around the innermost value."""
+    if isinstance(value, dict | list):
+        return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
+    return 0
 
 
 def empty(value: Any) -> int:
@@ -49,9 +67,14 @@ def scanned(body: bytes) -> _Scan:
 @example(["\\" * n for n in range(60, 70)], True, None)
 @example(["a" * n + '"' for n in range(60, 70)], True, None)
 def test_weight_is_that_of_the_values(value: Any, ascii_only: bool, indent: int | None) -> None:
-    """Brackets, commas and quotes in strings count for nothing, whatever is escaped and wherever a slice ends."""
+    """Brackets, commas and quotes in strings count for nothing, whatever is escaped and wherever a slice ends; escapes do."""
     body = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
-    assert scanned(body).weight == weight(value) + empty(value)
+    assert scanned(body).weight == weight(value) + empty(value) + len(ESCAPE.findall(body)) // ESCAPES_PER_VALUE
+
+
+@given(values)
+def test_depth_is_that_of_the_values(value: Any) -> None:
+    assert scanned(json.dumps(value).encode()).max_depth == depth(value)
 
 
 @given(st.lists(st.integers(1, 3 * MAX_DIGITS), min_size=1, max_size=6), st.booleans())
@@ -83,7 +106,8 @@ MESSAGES = b'"messages":[{"role":"user","content":"a, b: [c] {d}"}]'
     ("body", "param"),
     [
         (b"{" + MESSAGES + b',"logit_bias":' + NUMBERS + b"}", "logit_bias"),
-        (b'{"response_format" : ' + b"[" * (MAX_WEIGHT // 4) + b"}", "response_format"),
+        (b'{"response_format" : [' + b"[]," * (MAX_WEIGHT // 5) + b"[]]}", "response_format"),
+        (b'{"messages":[{"content":"' + rb"\n" * (ESCAPES_PER_VALUE * MAX_WEIGHT) + b'"}]}', "messages"),
         (b'{"messages":[' + b"{}," * (MAX_WEIGHT // 5) + b"{}]}", "messages"),
         (b'{"tools":[{"a":{"b":' + NUMBERS + b"}}]," + MESSAGES + b"}", "tools"),
         (b'{"logit_bias":{' + b",".join(b'"%d":1' % n for n in range(MAX_WEIGHT // 5)) + b"}}", "logit_bias"),
@@ -116,6 +140,23 @@ def test_a_long_number_is_refused_by_its_field(digits: int) -> None:
     assert error.value.param == "seed"
 
 
+@pytest.mark.parametrize("padding", [0, 2 * UNCOUNTED_BYTES])
+@pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
+def test_a_deep_text_is_refused_by_its_field(padding: int, opening: bytes, closing: bytes) -> None:
+    """The levels allowed are taken by all that works on them later, one more is refused, however long or short the text is."""
+    for levels in (MAX_DEPTH - 1, MAX_DEPTH):
+        value = opening * levels + b"0" + closing * levels
+        body = b'{"prompt":"' + b"a" * padding + b'","suffix":' + value + b"}"
+        with pytest.raises(RequestError) as error:
+            decode(CompletionIn, body)
+        assert error.value.param == "suffix"
+        assert (str(MAX_DEPTH) in str(error.value)) == (levels == MAX_DEPTH)
+
+
+def test_brackets_in_strings_have_no_depth() -> None:
+    assert decode(CompletionIn, b'{"prompt":"' + b"[{" * 10_000 + b'"}').prompt == "[{" * 10_000
+
+
 def test_long_texts_weigh_nothing() -> None:
     """Prose with all its commas, quotes and brackets."""
-    check_weight(json.dumps({"prompt": '[{"a": 1, "b": [2, 3]}]\\, ' * 200_000}).encode())
+    check_weight(json.dumps({"prompt": "[{'a': 1, 'b': [2, 3]}], " * 200_000}).encode())

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-SLICE_BYTES = 2**18
+SLICE_BYTES = 2**16  # between two of them other threads get the interpreter lock
 _HIGH, _LOW = 1, 2  # by the digit behind `\ud`
 _HALF = np.zeros(256, np.uint8)
 _HALF[list(b"89abAB")], _HALF[list(b"cdefCDEF")] = _HIGH, _LOW
@@ -21,6 +21,7 @@ class Escapes:
     """Finds the escaped characters of a text that is read slice by slice: behind each run of backslashes whose length is odd."""
 
     def __init__(self) -> None:
+        self.num_seen = 0  # of backslashes too, which are not found
         self._pending = False  # whether the next slice begins with one
 
     def find(self, text: Bytes) -> Places:
@@ -34,6 +35,7 @@ class Escapes:
         last_of_run = np.append(np.diff(at) != 1, True)
         ends = at[last_of_run]
         lengths = np.diff(np.flatnonzero(last_of_run), prepend=-1)
+        self.num_seen += int(((lengths + 1) // 2).sum())
         escaped = ends[lengths % 2 == 1] + 1
         if len(escaped) and escaped[-1] == len(text):
             self._pending = True
