@@ -81,7 +81,7 @@ class Generation:
         )
         request = Request(
             id=self.id if len(self.prompts) == 1 else f"{self.id}.{prompt_index}",
-            prompt=tuple(prompt.ids),
+            prompt=prompt.ids,
             max_tokens=service.engine.validate(len(prompt.ids), options.max_tokens),
             params=options.params,
             choice=choice,

@@ -1,5 +1,6 @@
 """Prompts that are not conversations: text, token ids, or both, made into token ids."""
 
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -38,7 +39,7 @@ def encode_prompts(prompts: Sequence[NamedPrompt], vocabulary: Vocabulary, conte
             ids = _encode(prompt, vocabulary, PromptLimit(context_tokens, prompt.param))
         if not ids:
             raise RequestError(f"{prompt.param} is empty.", param=prompt.param)
-        encoded.append(PromptTokens(ids, ()))
+        encoded.append(PromptTokens(array("i", ids), ()))
         num_tokens += len(ids)
         if num_tokens > max(MAX_TOKENS_IN_ALL, context_tokens):
             message = f"prompt has more than {MAX_TOKENS_IN_ALL} tokens in all its prompts; send them in several requests."

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from svc.memory.lease import Lease, StateRows
 from svc.memory.page_pool import PagePool, Pages
 from svc.memory.prefix_tree import Node, PrefixTree
@@ -80,6 +82,8 @@ def _check_node(node: Node, tree: PrefixTree, pool: PagePool) -> None:
     num_pages = tree.num_tiles(node) - left_to_children
     assert len(node.pages) == num_pages, f"{node!r} has {len(node.pages)} pages where it should have {num_pages}"
     assert 0 <= node.resident <= num_pages, f"{node!r} has {node.resident} of {num_pages} pages on the device"
+    if node.whole_pages is not None:
+        assert np.array_equal(node.whole_pages, _whole_pages(node, size)), f"the pages kept at {node!r} are not those of its path"
     for tile, page in enumerate(node.pages.tolist(), start=node.start // size):
         rows = min(node.end - tile * size, size)
         assert pool.sealed_rows(page) >= rows, f"{node!r} uses {rows} rows of page {page}, which are not sealed"
@@ -90,3 +94,14 @@ def _check_node(node: Node, tree: PrefixTree, pool: PagePool) -> None:
         listed = tree.leaves[node.leaf_index : node.leaf_index + 1]
         assert listed == [node], f"{node!r} is wrong in the list of leaves"
         assert node.snapshot_id is not None or not tree.hybrid, f"{node!r} leads to no snapshot"
+
+
+def _whole_pages(node: Node, page_tokens: int) -> Pages:
+    """The page of each whole tile of its path: of the deepest node that touches the tile."""
+    parts = [np.zeros(0, np.int32)]
+    end = node.end // page_tokens
+    while node.parent is not None:
+        first = node.start // page_tokens
+        parts.append(node.pages[: end - first])
+        end, node = first, node.parent
+    return np.concatenate(parts[::-1])

@@ -63,6 +63,10 @@ class PagePool:
         """Place on the device by page, negative for pages elsewhere: int32, changes with every move."""
         return self._tiers.places
 
+    def places_of(self, pages: Pages) -> NDArray[np.int32]:
+        """Their places on the device, int32 `[n]`."""
+        return self._tiers.places.take(pages)
+
     def pages_for(self, end: int) -> int:
         """How many pages cover positions [0, end)."""
         return -(-end // self.page_tokens)
@@ -77,26 +81,34 @@ class PagePool:
         self._writer[pages] = writer
         return pages
 
-    def pin(self, pages: Pages) -> None:
-        unpinned = pages[self._pins[pages] == 0]
-        assert (self._references[unpinned] > 0).all(), "a free page cannot be pinned"
+    def pin(self, pages: Pages, times: int = 1) -> None:
+        """Each of `pages`, so many times over."""
+        index = pages.astype(np.intp)
+        pins = self._pins.take(index)
+        unpinned = pages[pins == 0]
+        assert self._references.take(unpinned).all(), "a free page cannot be pinned"
         self.num_cached -= self._count_on_device(unpinned)
-        self._pins[pages] += 1
+        self._pins[index] = pins + times
 
     def unpin(self, pages: Pages) -> None:
-        assert (self._pins[pages] > 0).all(), "a page is unpinned more often than pinned"
-        self._pins[pages] -= 1
-        unpinned = pages[self._pins[pages] == 0]
-        cached = self._references[unpinned] > 0
-        self.num_cached += self._count_on_device(unpinned[cached])
-        self._set_free(unpinned[~cached])
+        index = pages.astype(np.intp)
+        pins = self._pins.take(index)
+        assert pins.all(), "a page is unpinned more often than pinned"
+        pins -= 1
+        self._pins[index] = pins
+        unpinned = pages[pins == 0]
+        if len(unpinned):
+            cached = self._references.take(unpinned) > 0
+            self.num_cached += self._count_on_device(unpinned[cached])
+            self._set_free(unpinned[~cached])
 
     def is_pinned(self, page: int) -> bool:
         return bool(self._pins[page] > 0)
 
     def num_wanted(self, pages: Pages) -> int:
         """Pages that pinning and fetching `pages` takes out of `num_available`: those unpinned, or on the host."""
-        return int(((self._pins[pages] == 0) | (self.places[pages] < 0)).sum())
+        wanted = self._pins.take(pages) == 0
+        return int(np.count_nonzero(wanted | (self.places[pages] < 0) if self.num_host_pages else wanted))
 
     # -- references -----------------------------------------------------------------------------------------------------------
     def add_references(self, pages: Pages) -> None:
@@ -127,7 +139,7 @@ class PagePool:
 
     def absent(self, pages: Pages) -> list[int]:
         """Those of `pages` that are on the host."""
-        return pages[self.places[pages] < 0].tolist() if self.num_host_pages else []
+        return pages[self.places_of(pages) < 0].tolist() if self.num_host_pages else []
 
     def device_place(self, page: int) -> int:
         """Its place on the device."""
@@ -163,7 +175,7 @@ class PagePool:
         self._writer[page] = writer
 
     def stop_writing(self, pages: Pages, writer: int) -> None:
-        self._writer[pages[self._writer[pages] == writer]] = NO_WRITER
+        self._writer[pages[self._writer.take(pages) == writer]] = NO_WRITER
 
     # -- checks ---------------------------------------------------------------------------------------------------------------
     def check(self, pins: Sequence[int], references: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ The tree's shape does not depend on tiers. Pages leave the device from the ends 
 far that has come.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,7 @@ TokenIds = Sequence[int] | NDArray[np.int32]
 
 TokenArray = NDArray[np.int32]
 TOKEN_BYTES = 4
+KEPT_EVERY = 64  # nodes of a path after which the pages of the path are kept: what is looked at again is at most these
 
 
 def token_array(tokens: TokenIds, end: int | None = None) -> TokenArray:
@@ -42,13 +43,14 @@ class Node:
     parent: "Node | None"  # None: the root, which has no tokens
     start: int
     tokens: TokenArray  # [end - start], never empty except in the root
-    data: bytes  # the same, to compare with at once
+    data: bytearray  # the same, to compare with at once (with any buffer, without a copy of that)
     pages: Pages  # of tile start // P and following; the last may be left to the children
     children: dict[int, "Node"]  # by first token of the child's edge
     snapshot_id: int | None  # snapshot of the state after `end` tokens
     last_use: float  # seconds, on the caller's clock
     leaf_index: int  # its index in PrefixTree.leaves, -1 for inner nodes
     resident: int  # leading pages that may be on the device; a page behind can be too, if a neighbour shares it
+    whole_pages: Pages | None = None  # all of its path but that of a partial last tile; kept at some nodes (_path_pages)
 
     @property
     def end(self) -> int:
@@ -84,7 +86,7 @@ class PrefixTree:
         self._pool = pool
         self._ring = ring
         self._page_tokens = pool.page_tokens
-        self._root = Node(None, 0, np.zeros(0, np.int32), b"", np.zeros(0, np.int32), {}, None, 0.0, -1, 0)
+        self._root = Node(None, 0, np.zeros(0, np.int32), bytearray(), np.zeros(0, np.int32), {}, None, 0.0, -1, 0)
         self._node_of_snapshot: dict[int, Node] = {}
 
     def __repr__(self) -> str:
@@ -100,19 +102,17 @@ class PrefixTree:
         path: list[Node] = []
         base = base or self._root
         node, matched = base, base.end
-        data = tokens[matched:].tobytes()
-        offset = 0  # of the next token in `data`
-        while matched < len(tokens):
-            child = node.children.get(int(tokens[matched]))
+        ids = tokens.data
+        while matched < len(ids):
+            child = node.children.get(ids[matched])
             if child is None:
                 break
             path.append(child)
-            size = len(child.data)
-            if data[offset : offset + size] != child.data:
+            end = matched + len(child.data) // TOKEN_BYTES
+            if child.data != ids[matched:end]:
                 matched += common_prefix(child.tokens, tokens[matched:])
                 break
-            offset += size
-            matched += size // TOKEN_BYTES
+            matched = end
             node = child
         return Walk(base, path, matched)
 
@@ -132,11 +132,11 @@ class PrefixTree:
     def pages(self, walk: Walk, position: int) -> Pages:
         """Pages that hold positions [0, position) of a walk from the root; position <= walk.matched."""
         assert walk.base is self._root, "a walk from inside the tree has no whole path"
-        return self._path_pages(walk.path, position)
+        return self._path_pages(reversed(walk.path), position)
 
     def pages_of(self, node: Node) -> Pages:
         """Pages that hold positions [0, node.end) of its path: what a resume at its snapshot reads."""
-        return self._path_pages([*reversed(list(self._upwards(node)))], node.end)
+        return self._path_pages(self._upwards(node), node.end)
 
     @property
     def nodes_of_snapshots(self) -> dict[int, Node]:
@@ -221,6 +221,7 @@ class PrefixTree:
         leaf.tokens, leaf.data = _edge(leaf.tokens[: end - leaf.start])
         self._pool.drop_references(leaf.pages[keep:])
         leaf.pages = leaf.pages[:keep]
+        leaf.whole_pages = None
         leaf.resident = min(leaf.resident, keep)
         self.version += 1
         return snapshot_id
@@ -280,29 +281,40 @@ class PrefixTree:
             above = above.parent
         return above
 
-    def _path_pages(self, path: Sequence[Node], position: int) -> Pages:
-        """`path`: from below the root. A node's first page replaces its ancestors' page of the same tile."""
-        parts: list[Pages] = [np.zeros(0, np.int32)]
-        count = 0
-        last = self._root
+    def _path_pages(self, path: Iterable[Node], position: int) -> Pages:
+        """The pages of [0, position); read-only. `path`: nodes from the deepest up to the one below the root.
+
+        A node's first page replaces its ancestors' page of the same tile. So the pages of whole tiles never change as long as a
+        node lives and its end stays, whatever is cut, merged, added or evicted around it: every so many nodes of a path they are
+        kept, and a long path is put together once.
+        """
+        size = self._page_tokens
+        wanted = -(-position // size)
+        pages = np.empty(wanted, np.int32)
+        missing = wanted  # pages[missing:] are there
+        passed: list[Node] = []
         for node in path:
             if node.start >= position:
+                continue
+            first, own = (node.start // size, node.pages) if node.whole_pages is None else (0, node.whole_pages)
+            own = own[: missing - first]
+            pages[first : first + len(own)] = own
+            if first + len(own) < missing:
+                pages[missing - 1] = self._last_tile_page(node)
+            missing = first
+            if not missing:
                 break
-            surplus = count - node.start // self._page_tokens
-            if surplus > 0:
-                parts[-1] = parts[-1][:-surplus]
-                count -= surplus
-            if len(node.pages):
-                parts.append(node.pages)
-            count += len(node.pages)
-            last = node
-        wanted = -(-position // self._page_tokens)
-        if count < wanted:
-            parts.append(np.array([self._last_tile_page(last)], np.int32))
-        return np.concatenate(parts)[:wanted]
+            passed.append(node)
+        assert not missing, f"no pages for the first {missing} tiles of the path"
+        pages.setflags(write=False)
+        for node in passed[KEPT_EVERY // 2 :: KEPT_EVERY]:
+            node.whole_pages = pages[: node.end // size]
+        return pages
 
     def _last_tile_page(self, node: Node) -> int:
-        """The page of the node's last tile, which the node leaves to its children."""
+        """The page of the node's last tile: its own, or that of a child to which it leaves the tile."""
+        if len(node.pages) == self.num_tiles(node):
+            return int(node.pages[-1])
         child = next(iter(node.children.values()))
         while not len(child.pages):
             child = next(iter(child.children.values()))
@@ -416,10 +428,12 @@ class PrefixTree:
         node.leaf_index = -1
 
 
-def _edge(tokens: TokenArray) -> tuple[TokenArray, bytes]:
+def _edge(tokens: TokenArray) -> tuple[TokenArray, bytearray]:
     """A copy of some tokens as an edge keeps them: an array that is a view of bytes."""
-    data = tokens.tobytes()
-    return np.frombuffer(data, np.int32), data
+    data = bytearray(tokens.data.cast("B"))
+    array = np.frombuffer(data, np.int32)
+    array.setflags(write=False)
+    return array, data
 
 
 def common_prefix(tokens: TokenArray, others: TokenArray) -> int:

@@ -97,9 +97,11 @@ class SequenceCache:
         if row is None:
             return None
         pages = resume.pages
-        self._pool.pin(pages)
         if resume.snapshot is not None and self._ring.pin(resume.snapshot):
-            self._pin_pages(resume.snapshot.snapshot_id, pages)
+            self._pinned_pages[resume.snapshot.snapshot_id] = pages
+            self._pool.pin(pages, times=2)  # for the lease, and with the snapshot
+        else:
+            self._pool.pin(pages)
         absent = self._pool.absent(pages)
         if absent and not self._evictor.free_pages(len(absent), now):
             self._pool.unpin(pages)
@@ -111,7 +113,7 @@ class SequenceCache:
         shared = resume.position // size if resume.position % size else None
         for page in absent:
             self._arriving[page] = self._moves.add(MoveKind.PAGE_IN, *self._pool.move_in(page))
-        table = BlockTable(size, pages, self._pool.places[pages])
+        table = BlockTable(size, pages, self._pool.places_of(pages))
         lease = Lease(row, resume.position, table, source, next(self._serials), shared, resume.snapshot, resume.snapshot)
         self._leases[lease.serial] = lease
         if resume.snapshot is not None:
@@ -145,7 +147,7 @@ class SequenceCache:
             self._own_page(lease, index, copy=copies)
         if wanted:
             pages = self._pool.allocate(wanted, lease.serial)
-            lease.table.extend(pages, self._pool.places[pages])
+            lease.table.extend(pages, self._pool.places_of(pages))
         return True
 
     def num_wanted_pages(self, lease: Lease, end: int) -> int:
@@ -305,7 +307,7 @@ class SequenceCache:
         if lease.new_copy is not None:
             self._take_copy(lease.new_copy)
         self._drop_start(lease)
-        self._pool.stop_writing(lease.table.pages, lease.serial)
+        self._pool.stop_writing(lease.table.pages[lease.start // self._pool.page_tokens :], lease.serial)  # it resumed on the rest
         self._pool.unpin(lease.table.pages)
         self._rows.give_back(lease.row)
         lease.closed = True
@@ -428,9 +430,7 @@ class SequenceCache:
 
     def _pin_path(self, snapshot_id: int) -> None:
         """Pins the pages that a resume at the snapshot reads: `num_available_pages` then promises nothing it cannot keep."""
-        self._pin_pages(snapshot_id, self._tree.pages_of(self._tree.node_of_snapshot(snapshot_id)))
-
-    def _pin_pages(self, snapshot_id: int, pages: Pages) -> None:
+        pages = self._tree.pages_of(self._tree.node_of_snapshot(snapshot_id))
         self._pool.pin(pages)
         self._pinned_pages[snapshot_id] = pages
 

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from svc.compute.sampling.params import SamplingParams
 from svc.memory.lease import ResumePoint
 from svc.memory.placement import Boundary, BoundaryKind
-from svc.memory.prefix_tree import common_prefix
+from svc.memory.prefix_tree import TokenIds, common_prefix
 from svc.memory.snapshot_ring import SnapshotRef
 from svc.slots.events import TokenText
 
 __all__ = ["Boundary", "BoundaryKind", "JoinWait", "Request", "SamplingParams", "Sequence"]
 
 
+MAX_ROOM = 4_096  # tokens of an answer for which there is memory from the beginning
 MAX_THIRDS = 8  # other sequences looked up before two long prompts are compared
 
 
@@ -41,7 +42,7 @@ class Request:
     """
 
     id: str
-    prompt: tuple[int, ...]  # at least one token
+    prompt: TokenIds  # at least one token; long ones not as a tuple: the garbage collector would look at every token
     max_tokens: int  # 0: evaluate the prompt only (warm the cache)
     params: SamplingParams
     choice: int = 0
@@ -74,9 +75,11 @@ class JoinWait:
 class TokenBuffer:
     """Token ids that grow at the end, seen as one int32 array without converting: prompts are long and looked at often."""
 
-    def __init__(self, tokens: tuple[int, ...]) -> None:
-        self._buffer = np.array(tokens, np.int32)
-        self.array: NDArray[np.int32] = self._buffer  # all tokens so far; a view: do not keep it across an append
+    def __init__(self, tokens: TokenIds, room: int = 0) -> None:
+        """`room`: for how many more there is memory at once, so that no step copies the whole for them."""
+        self._buffer = np.empty(len(tokens) + min(room, MAX_ROOM), np.int32)
+        self._buffer[: len(tokens)] = tokens
+        self.array: NDArray[np.int32] = self._buffer[: len(tokens)]  # all so far; a view: do not keep it across an append
 
     def __len__(self) -> int:
         return len(self.array)
@@ -84,7 +87,7 @@ class TokenBuffer:
     def append(self, token: int) -> None:
         length = len(self.array)
         if length == len(self._buffer):
-            self._buffer = np.concatenate([self._buffer, np.zeros(max(64, length // 2), np.int32)])
+            self._buffer = np.concatenate([self._buffer, np.empty(max(64, length // 8), np.int32)])
         self._buffer[length] = token
         self.array = self._buffer[: length + 1]
 
@@ -117,7 +120,7 @@ class Sequence:
     @classmethod
     def of(cls, request: Request, order: int, now: float) -> "Sequence":
         early = request.banned + tuple(request.stop_ids) if request.min_tokens else request.banned
-        return cls(request, order, now, TokenBuffer(request.prompt), banned_at_first=early)
+        return cls(request, order, now, TokenBuffer(request.prompt, request.max_tokens), banned_at_first=early)
 
     def banned_after(self, generated: int) -> tuple[int, ...]:
         """Tokens banned next, given the number generated so far."""

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -121,7 +122,7 @@ async def test_cut_while_the_prompt_is_encoded() -> None:
     def template(messages: Any, **_: Any) -> PromptTokens:
         entered.set()
         assert left.wait(PATIENCE_S)
-        return PromptTokens([1], ())
+        return PromptTokens(array("i", [1]), ())
 
     async with asyncio.timeout(PATIENCE_S), serving(FakeEngine(), loaded=False) as at:
         service = service_of(at.engine, at.metrics)

@@ -251,7 +251,7 @@ async def test_apply_template() -> None:
         closed = await at.post("/v1/apply-template", {**user, "add_generation_prompt": False})
         refused = await at.post("/apply-template", {"messages": [{"role": "assistant", "content": "refuse"}]})
     assert (status, answer) == (200, {"prompt": "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"})
-    assert at.engine.sequences[0].request.prompt == at.engine.sequences[1].request.prompt == tuple(ids(answer["prompt"]))
+    assert [list(sequence.request.prompt) for sequence in at.engine.sequences[:2]] == 2 * [ids(answer["prompt"])]
     assert closed == (200, {"prompt": "<|im_start|>user\nhi<|im_end|>\n"})
     assert (refused[0], refused[1]["error"]["param"]) == (400, "messages")
     async with serving(FakeEngine(saying("x")), template=False) as at:

@@ -4,8 +4,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from svc.memory import prefix_tree
 from svc.memory.sequence_cache import SequenceCache
 from tests.memory.device_model import Device, small_plan
+
+
+@pytest.fixture(scope="session", autouse=True)
+def paths_are_short() -> Iterator[None]:
+    """The pages of a path are kept at every second node, so that short texts meet them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefix_tree, "KEPT_EVERY", 2)
+        yield
 
 
 @pytest.fixture

@@ -162,3 +162,26 @@ def test_superseded_snapshot_is_found() -> None:
     assert found is planted.tree.node_of_snapshot(inner)
     planted.ring.pin(planted.ring.ref(inner))
     assert planted.tree.find_superseded() is None
+
+
+# -- long paths -----------------------------------------------------------------------------------------------------------------
+def test_pages_of_a_long_path_are_kept() -> None:
+    """A path of many nodes gives the same pages when part of them is kept, and after what can happen around a kept node: cuts
+    above it, merges, lost snapshots, branches."""
+    planted = Planted(num_pages=4_000)
+    text = list(range(1_000, 1_400))
+    pages, _ = planted.plant(text)
+    snapshots = {end: planted.plant(text[:end])[1] for end in range(3, 400, 3)}
+    assert planted.pages(text) == pages
+    assert sum(node.whole_pages is not None for node in planted.tree.nodes()) > 10
+    assert planted.pages(text) == pages
+    for end in range(2, 400, 7):
+        if end % 3:
+            planted.plant(text[:end])
+        planted.plant([*text[:end], 1, 2, 3])
+    for end in range(6, 400, 9):
+        planted.lose(snapshots[end])
+    assert planted.pages(text) == pages
+    for end in range(1, 400):
+        assert planted.pages(text[:end])[: end // 4] == pages[: end // 4]
+    planted.check()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from svc.memory import prefix_tree
 from svc.memory.placement import Boundary, BoundaryKind
 from svc.slots.events import FinishReason
 from svc.slots.request import Sequence
@@ -13,6 +14,12 @@ from tests.fakes.fake_backend import expected_answer
 from tests.slots.harness import Answer, Harness
 
 PAGE = 4  # few tokens a page, so that short traces cross many
+
+
+@pytest.fixture(autouse=True)
+def paths_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages of a path are kept at every second node, so that short traces meet them."""
+    monkeypatch.setattr(prefix_tree, "KEPT_EVERY", 2)
 
 
 @dataclass

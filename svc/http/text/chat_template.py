@@ -7,6 +7,7 @@ marker character inside whatever could spell a control token; the rendered text 
 
 import json
 import sys
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -32,7 +33,7 @@ _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_f
 class PromptTokens:
     """`boundaries` are ordered by position, a SYSTEM_END before the MESSAGE_START at the same place."""
 
-    ids: list[int]
+    ids: "array[int]"  # int32. In a list, the garbage collector would look at each of 100,000 tokens again and again
     boundaries: tuple[Boundary, ...]
 
 
@@ -203,7 +204,7 @@ class ChatTemplate:
                 starts.append(len(ids))
                 dialog.append(self._headers.opens_dialog(piece, pieces[n + 1] if n + 1 < len(pieces) else ""))
             limit.extend(ids, [[piece]] if isinstance(piece, int) else tokenizer.encode_parts(piece, parse_special=False))
-        return PromptTokens(ids, tuple(boundaries(starts, dialog, num_opening=int(ids[:1] == [tokenizer.bos_id]))))
+        return PromptTokens(array("i", ids), tuple(boundaries(starts, dialog, num_opening=int(ids[:1] == [tokenizer.bos_id]))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def _starts(
     """The message starts of the prompt, after checks that hold for every prompt."""
     prompt = template.encode_chat(messages, **options)
     text = template.render(messages, **options)
-    assert prompt.ids == tokenizer.encode(text, parse_special=True)
+    assert list(prompt.ids) == tokenizer.encode(text, parse_special=True)
     openers = {tokenizer.control_tokens[opener] for opener in family.openers}
     starts = [at for at, token in enumerate(prompt.ids) if token in openers]
     assert [b.position for b in prompt.boundaries if b.kind is BoundaryKind.MESSAGE_START] == starts
@@ -136,7 +136,7 @@ def test_a_conversation_that_goes_on_repeats_its_beginning(family: Family) -> No
     turns = [USER, ANSWER, AGAIN, ANSWER | {"content": "later"}, SYSTEM, {"role": "user", "content": "third question"}]
     before: list[int] = []
     for length in (1, 3, 6):
-        ids = template.encode_chat(turns[:length], add_generation_prompt=True).ids
+        ids = template.encode_chat(turns[:length], add_generation_prompt=True).ids.tolist()
         starts = _starts(family, template, tokenizer, turns[:length], add_generation_prompt=True)
         assert ids[: len(before)] == before
         before = ids[: starts[-1]]
