@@ -4,6 +4,7 @@ Everything that leans on the insides of aiohttp is here; tests/http/test_protoco
 """
 
 import asyncio
+import re
 import select
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -23,6 +24,7 @@ PROBE_EVERY_S = 5.0  # of a client that has closed its half: whether it still li
 CHECKS_S = (0.005, 1.0)  # how soon and how seldom the answer to a probe is looked for
 LINGER_S = 1.0  # behind the answer to what is no HTTP
 HTTP10_GRACE_S = 1.0  # for the answer to a client of HTTP/1.0 that has closed its half, which cannot be asked
+UPGRADE = re.compile(rb"\nupgrade", re.IGNORECASE)  # in no JSON text: a line cannot begin so, neither in a string nor outside
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 REFUSAL = web.RequestKey("refusal", ApiError)  # why the request is not served, whatever it asks
@@ -46,6 +48,7 @@ class Connection(web_protocol.RequestHandler):
     Requests of one packet are parsed one by one, so that garbage behind a whole request does not take its answer away.
     Protocol errors go through the application as every other request, for its ids, its headers and its log.
     A client that closes only its sending half gets its answers. Whether it has in truth left is found out by sending it something.
+    `Upgrade` is not seen: every upgrade is declined, and behind one that it sees the parser loses requests.
     """
 
     __slots__ = (
@@ -53,6 +56,7 @@ class Connection(web_protocol.RequestHandler):
         "_broken",
         "_ended",
         "_half_closed",
+        "_last_bytes",
         "_num_answered",
         "_watcher",
         "admission",
@@ -82,6 +86,7 @@ class Connection(web_protocol.RequestHandler):
         self._body: StreamReader | None = None  # of the request read last
         self._broken = False  # no more requests can be told apart
         self._half_closed = False
+        self._last_bytes = b""  # that came, as many as can begin `UPGRADE`
         self._ended: asyncio.Future[None] | None = None  # while it is waited for that the client closes its half too
         self._num_answered = 0
         self._watcher: asyncio.Task[None] | None = None
@@ -107,6 +112,7 @@ class Connection(web_protocol.RequestHandler):
     # -- reading ----------------------------------------------------------------------------------------------------------------
     def data_received(self, data: bytes) -> None:
         """Takes requests out of the parser until it has no whole one left, or enough of them wait."""
+        data = self._without_upgrade(data)
         while not self._broken:
             seen = self._request_count
             super().data_received(data)
@@ -121,6 +127,18 @@ class Connection(web_protocol.RequestHandler):
             if len(self._messages) >= MAX_PIPELINED:
                 return
             data = b""
+
+    def _without_upgrade(self, data: bytes) -> bytes:
+        """The same bytes with `Upgrad_` for the header's name, wherever packets end."""
+        seen = self._last_bytes + data
+        self._last_bytes = seen[1 - len(b"\nupgrade") :]
+        ends = [match.end() - 1 for match in UPGRADE.finditer(seen)]
+        if not ends:
+            return data
+        masked = bytearray(seen)
+        for end in ends:
+            masked[end] = ord("_")
+        return bytes(masked[len(seen) - len(data) :])
 
     def _break_off(self) -> None:
         """Nothing that still comes can be understood; a body that was coming will not come to its end."""

@@ -211,6 +211,31 @@ def test_garbage_inside_a_body(run: Callable[[Scenario], None]) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("protocol_name", [b"websocket", b"h2c"])
+@pytest.mark.parametrize("size", [1, 7, 2**16])
+def test_upgrades_are_declined(protocol_name: bytes, size: int, run: Callable[[Scenario], None]) -> None:
+    """Each request is answered as if it had not asked for it, and so are those behind it, however all are cut into packets."""
+    upgrade = b"Connection: keep-alive, Upgrade\r\nuPgrade: " + protocol_name + b"\r\n"
+    live = LIVE.replace(b"Host: x\r\n", b"Host: x\r\n" + upgrade)
+    ask = HEAD % len(BODY) + upgrade + b"\r\n" + BODY
+    raw = live + LIVE + ask + ask + live + ASK + (live + ask) * MAX_PIPELINED
+
+    async def scenario() -> None:
+        async with serving(FakeEngine(saying("x")), keys=KEYS) as at, Client(at) as client:
+            for start in range(0, len(raw), size):
+                client.send(raw[start : start + size])
+                await asyncio.sleep(0)
+            for number in range(6 + 2 * MAX_PIPELINED):
+                response = await client.response()
+                assert (response.version, response.status) == ("HTTP/1.1", 200)
+                is_live = number in (0, 1, 4) or (number >= 6 and number % 2 == 0)
+                assert (json.loads(response.body) == {"status": "ok"}) == is_live
+            client.send(LIVE)
+            assert (await client.response()).status == 200
+
+    run(scenario)
+
+
 # -- half-closed clients ---------------------------------------------------------------------------------------------------------
 
 
