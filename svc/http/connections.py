@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 WARN_EVERY_S = 60.0
-SPARE_DESCRIPTORS = 32  # for files, pipes and the loop itself
+SPARE_DESCRIPTORS = 16  # for files, pipes and the loop itself
 
 
 def affordable(connections: int) -> int:
@@ -27,6 +27,12 @@ def fitted(connections: int, others: int, soft: int, hard: int) -> tuple[int, in
         return soft, connections
     raised = wanted if hard == unlimited else min(wanted, hard)
     return raised, max(1, raised - others)
+
+
+def shared_out(possible: int, wanted: int, most_reserved: int) -> tuple[int, int]:
+    """(connections for all requests, more for probes and metrics) of those that are possible; a quarter is reserved at most."""
+    reserve = min(most_reserved, possible // 4)
+    return min(wanted, max(1, possible - reserve)), reserve
 
 
 class Client(Protocol):

@@ -9,7 +9,7 @@ from svc.errors import ConfigError
 from svc.http.access import API_KEYS, CORS, ApiKeys, CorsPolicy, add_cors_headers, with_key, with_preflight, with_refusal
 from svc.http.address import listening_problem
 from svc.http.body import BODIES, Bodies
-from svc.http.connections import Connections, affordable
+from svc.http.connections import Connections, affordable, shared_out
 from svc.http.middleware import add_headers, with_errors, with_expectation, with_plain_body, with_scope
 from svc.http.protocol import Runner
 from svc.http.routes import add_routes
@@ -19,7 +19,7 @@ from svc.log import Logger
 from svc.metrics import HttpStats, Metrics
 
 KEEP_ALIVE_S = 75.0  # of idle connections: longer than proxies keep theirs, so that they close first
-RESERVED_CONNECTIONS = 16  # beyond max_connections, for probes and metrics
+RESERVED_CONNECTIONS = 16  # at most, beyond max_connections, for probes and metrics
 CLOSE_S = 5.0  # what handlers get to write their last words at the end; the engine has drained before
 
 
@@ -63,11 +63,11 @@ class HttpServer:
         )
 
     def _connections(self, wanted: int) -> Connections:
-        limit = max(1, affordable(wanted + RESERVED_CONNECTIONS) - RESERVED_CONNECTIONS)
+        limit, reserve = shared_out(affordable(wanted + RESERVED_CONNECTIONS), wanted, RESERVED_CONNECTIONS)
         if limit < wanted:
             reason = f"the process may open too few files (ulimit -n) for max_connections = {wanted}: {limit} it is"
             self._logger.warning("few_connections", reason=reason)
-        return Connections(limit, RESERVED_CONNECTIONS, self._warn_of_clients)
+        return Connections(limit, reserve, self._warn_of_clients)
 
     def _stats(self) -> HttpStats:
         clients = self.clients

@@ -2,6 +2,8 @@
 
 import asyncio
 import resource
+import subprocess
+import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svc.http.connections import WARN_EVERY_S, Admission, Connections, affordable, fitted
+from svc.http.connections import WARN_EVERY_S, Admission, Connections, affordable, fitted, shared_out
 from svc.slots.events import FinishReason
 from tests.fakes.fake_engine import FakeEngine
 from tests.http.harness import Harness, serving
@@ -75,6 +77,35 @@ def test_descriptors(wanted: int, others: int, soft: int, more: int) -> None:
     assert hard == resource.RLIM_INFINITY or raised <= hard
     assert count == wanted or raised == hard
     assert count == 1 or count + others <= raised
+
+
+@given(st.integers(1, 10**4), st.integers(1, 10**4), st.integers(0, 100))
+def test_connections_are_shared_out(possible: int, wanted: int, most: int) -> None:
+    """Never more than are possible or wanted, and of what is possible three quarters at least for all requests."""
+    limit, reserve = shared_out(possible, wanted, most)
+    assert limit + reserve <= possible
+    assert 0 <= reserve <= most
+    assert limit == wanted or (4 * limit >= 3 * possible and limit + reserve == possible)
+
+
+LIMITED = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+import asyncio
+from tests.fakes.fake_engine import FakeEngine
+from tests.http.harness import serving
+async def main():
+    async with serving(FakeEngine()) as at:
+        print(at.server.clients.limit)
+asyncio.run(main())
+"""
+
+
+def test_few_descriptors() -> None:
+    """With 64 of them (`ulimit -n 64`) a server still takes a useful number of clients."""
+    command = [sys.executable, "-c", LIMITED]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert 16 <= int(done.stdout) <= 48
 
 
 def test_descriptors_of_this_process() -> None:
