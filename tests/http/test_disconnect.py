@@ -20,7 +20,8 @@ from tests.http.harness import Harness, service_of, serving
 PATIENCE_S = 10
 NUM_TOKENS = 4
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 100}
-PATHS = {"/v1/chat/completions": CHAT, "/v1/completions": {"prompt": "hi", "max_tokens": 100}}
+PROMPT = {"prompt": "hi", "max_tokens": 100}
+PATHS = {"/v1/chat/completions": CHAT, "/v1/completions": PROMPT, "/completion": PROMPT}
 
 
 @asynccontextmanager
