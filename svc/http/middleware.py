@@ -138,21 +138,22 @@ def _log(request: web.Request, scope: RequestScope, status: int) -> None:
 def _generation_fields(generation: Generation) -> dict[str, Any]:
     """Counts and times of the answers; no text. With several answers: sums, and times of the first one."""
     options, params = generation.options, generation.options.params
-    ends = [answer.finished for answer in generation.answers if answer.finished]
+    ended = [answer for answer in generation.answers if answer.finished]
+    ends = [answer.finished for answer in ended if answer.finished]
     fields: dict[str, Any] = {"id": generation.id, "stream": options.stream, "n": len(generation.answers)}
     fields |= {"temperature": params.temperature, "seed": params.seed, "max_tokens": options.max_tokens}
     if not ends:
         return fields
     usage, timing, cache = generation.usage(), ends[0].timing, ends[0].cache
-    decoded = ends[0].usage.completion_tokens - 1  # -1: there was no first token
+    intervals = ended[0].num_intervals
     return fields | {
         "finish": ",".join(sorted({end.reason.value for end in ends})),
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.prompt_tokens_details.cached_tokens,
         "generated_tokens": usage.completion_tokens,
         "queue_ms": _ms(timing.queue_s),
-        "ttft_ms": _ms(timing.queue_s + timing.prefill_s) if decoded >= 0 else None,
-        "tpot_ms": _ms(timing.decode_s / decoded) if decoded > 0 else None,
+        "ttft_ms": _ms(timing.queue_s + timing.prefill_s) if ends[0].usage.completion_tokens else None,
+        "tpot_ms": _ms(timing.decode_s / intervals) if intervals else None,
         "matched_tokens": cache.matched_tokens,
         "resumed_at": cache.resumed_at,
         "why": cache.reason,

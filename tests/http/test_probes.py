@@ -163,6 +163,15 @@ async def test_one_line_per_request() -> None:
     assert "word" not in at.log.getvalue()
 
 
+@pytest.mark.parametrize(("said", "intervals"), [("ab", 2), ("abcdef", 2), ("a", 1), ("", 0)])
+async def test_time_per_token_counts_intervals(said: str, intervals: int) -> None:
+    """Between tokens that were sampled: of three at most, a stop token included, which is no part of the answer."""
+    async with serving(FakeEngine(saying(said))) as at:
+        await at.post("/v1/completions", BODY)
+        (line,) = at.log_lines()
+    assert line.get("tpot_ms") == (1000.0 / intervals if intervals else None)
+
+
 async def test_failed_stream_is_in_the_line() -> None:
     """A stream's status is 200 when it fails; the line says what happened, and gives no time to a token that never came."""
     async with serving(FakeEngine()) as at:
