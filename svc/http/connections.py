@@ -44,7 +44,9 @@ class Client(Protocol):
         """Closes it at once."""
 
 
-class Admission(enum.Enum):
+class Entry(enum.Enum):
+    """What a connection is let in for."""
+
     OPEN = "open"
     PROBES = "probes"  # only what needs no key: probes and metrics
     REFUSED = "refused"
@@ -66,21 +68,21 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
-    def admit(self, newcomer: Client, now_s: float) -> Admission:
+    def admit(self, newcomer: Client, now_s: float) -> Entry:
         """A newcomer takes the place of the connection that has been idle for longest; where all are busy, one of the reserve."""
         self._open[newcomer] = None
         if len(self._open) <= self.limit:
-            return Admission.OPEN
+            return Entry.OPEN
         if now_s >= self._quiet_until_s:
             self._quiet_until_s = now_s + WARN_EVERY_S
             self._on_full(len(self._open))
         self._drop_idle(newcomer)
         if len(self._open) <= self.limit:
-            return Admission.OPEN
+            return Entry.OPEN
         if len(self._open) <= self.limit + self._reserve:
-            return Admission.PROBES
+            return Entry.PROBES
         self.num_refused += 1
-        return Admission.REFUSED
+        return Entry.REFUSED
 
     def leave(self, client: Client) -> None:
         self._open.pop(client, None)
@@ -89,7 +91,7 @@ class Connections:
         others = (client for client in self._open if client is not newcomer)
         idle = [(client.idle_since_s, client) for client in others if client.idle_since_s is not None]
         if idle:
-            _, longest = min(idle, key=lambda entry: entry[0])
+            _, longest = min(idle, key=lambda pair: pair[0])
             self.num_dropped += 1
             self.leave(longest)
             longest.drop()

@@ -16,7 +16,7 @@ from aiohttp.http import HttpRequestParser, RawRequestMessage, StreamWriter
 from aiohttp.streams import StreamReader
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from svc.http.connections import Admission, Connections
+from svc.http.connections import Connections, Entry
 from svc.http.errors import ApiError, closing, unavailable
 
 MAX_PIPELINED = 8  # requests of one connection that are read before they are answered
@@ -59,7 +59,7 @@ class Connection(web_protocol.RequestHandler):
         "_last_bytes",
         "_num_answered",
         "_watcher",
-        "admission",
+        "entry",
         "idle_since_s",
         "ping",
         "protocol_error",
@@ -79,7 +79,7 @@ class Connection(web_protocol.RequestHandler):
             auto_decompress=False,
             max_msg_queue_size=1,  # it stops after every request
         )
-        self.admission = Admission.OPEN
+        self.entry = Entry.OPEN
         self.idle_since_s: float | None = loop.time()
         self.ping: Callable[[], Awaitable[None]] | None = None  # sends a stream something that means nothing
         self.protocol_error: BaseException | None = None  # of the request that is about to be made
@@ -95,8 +95,8 @@ class Connection(web_protocol.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         assert isinstance(self._manager, Listener)
-        self.admission = self._manager.clients.admit(self, self._loop.time())
-        if self.admission is Admission.REFUSED:
+        self.entry = self._manager.clients.admit(self, self._loop.time())
+        if self.entry is Entry.REFUSED:
             self.force_close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -239,7 +239,7 @@ class Listener(web.Server):
         assert isinstance(connection, Connection)
         connection.ping = None
         error, connection.protocol_error = connection.protocol_error, None
-        refusal = _of_protocol(error) if error is not None else _of_request(message, payload, connection.admission)
+        refusal = _of_protocol(error) if error is not None else _of_request(message, payload, connection.entry)
         expectation = message.headers.get(hdrs.EXPECT)
         if expectation is not None:  # aiohttp would answer it before the application is asked
             headers = CIMultiDict(message.headers)
@@ -320,7 +320,7 @@ def _of_protocol(error: BaseException) -> ApiError:
     return refusal
 
 
-def _of_request(message: RawRequestMessage, payload: StreamReader, admission: Admission) -> ApiError | None:
+def _of_request(message: RawRequestMessage, payload: StreamReader, entry: Entry) -> ApiError | None:
     """Why this form of request, or any on this connection, is not served."""
     if message.version not in VERSIONS:
         text = f"HTTP/{message.version.major}.{message.version.minor} is not spoken here, but HTTP/1.1."
@@ -329,7 +329,7 @@ def _of_request(message: RawRequestMessage, payload: StreamReader, admission: Ad
         payload.feed_eof()  # its body would be all that ever comes
         text, headers = "CONNECT is not taken: this server is no proxy.", {"Allow": "GET, HEAD, POST"}
         return ApiError(405, text, "invalid_request_error", code="method_not_allowed", headers=headers, closes=True)
-    if admission is not Admission.OPEN:
+    if entry is not Entry.OPEN:
         return closing(unavailable("Too many clients are connected; come back a little later.", TOO_MANY))
     return None
 

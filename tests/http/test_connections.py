@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svc.http.connections import WARN_EVERY_S, Admission, Connections, affordable, fitted, shared_out
+from svc.http.connections import WARN_EVERY_S, Connections, Entry, affordable, fitted, shared_out
 from svc.slots.events import FinishReason
 from tests.fakes.fake_engine import FakeEngine
 from tests.http.harness import Harness, serving
@@ -34,9 +34,9 @@ def test_the_longest_idle_goes() -> None:
     """For each newcomer one, in the order in which they fell idle; a newcomer never makes place for itself."""
     clients = Connections(LIMIT, RESERVE, lambda number: None)
     idle = [FakeClient(since_s) for since_s in (2.0, 0.0, 1.0)]
-    assert [clients.admit(client, 2.0) for client in idle] == [Admission.OPEN] * LIMIT
+    assert [clients.admit(client, 2.0) for client in idle] == [Entry.OPEN] * LIMIT
     for expected in (idle[1], idle[2], idle[0]):
-        assert clients.admit(FakeClient(5.0), 5.0) is Admission.OPEN
+        assert clients.admit(FakeClient(5.0), 5.0) is Entry.OPEN
         assert expected.dropped
     assert (len(clients), clients.num_dropped, clients.num_refused) == (LIMIT, 3, 0)
 
@@ -46,14 +46,14 @@ def test_where_all_are_busy() -> None:
     clients = Connections(LIMIT, RESERVE, lambda number: None)
     busy = [FakeClient(None) for _ in range(LIMIT + RESERVE + 1)]
     admitted = [clients.admit(client, 0.0) for client in busy]
-    assert admitted == [Admission.OPEN] * LIMIT + [Admission.PROBES] * RESERVE + [Admission.REFUSED]
+    assert admitted == [Entry.OPEN] * LIMIT + [Entry.PROBES] * RESERVE + [Entry.REFUSED]
     assert clients.num_refused == 1
     assert not any(client.dropped for client in busy)
     busy[-1].idle_since_s = 0.0
-    assert clients.admit(FakeClient(None), 1.0) is Admission.REFUSED  # as many as before are busy
+    assert clients.admit(FakeClient(None), 1.0) is Entry.REFUSED  # as many as before are busy
     for client in busy[2:]:
         clients.leave(client)
-    assert clients.admit(FakeClient(None), 0.0) is Admission.PROBES
+    assert clients.admit(FakeClient(None), 0.0) is Entry.PROBES
 
 
 def test_it_is_said_once_a_minute() -> None:
