@@ -30,7 +30,7 @@ class Alphabet:
 
 
 @dataclass(slots=True)
-class Part:
+class Ends:
     """Of a lexeme: whether it may be empty, the positions that its words begin and end with."""
 
     nullable: bool
@@ -46,13 +46,13 @@ class Positions:
     chars: list[int] = field(default_factory=list)  # per position, as bits
     lexeme: list[int] = field(default_factory=list)  # per position, its number
     follow: list[set[int]] = field(default_factory=list)  # per position, those that may come next
-    parts: list[Part] = field(default_factory=list)  # per lexeme
+    parts: list[Ends] = field(default_factory=list)  # per lexeme
 
     def add(self, node: Node) -> None:
         """One more lexeme."""
         self.parts.append(self._part(node))
 
-    def _part(self, node: Node) -> Part:
+    def _part(self, node: Node) -> Ends:
         match node:
             case Chars():
                 return self._position(node)
@@ -60,44 +60,44 @@ class Positions:
                 return self._chain([self._part(item) for item in items])
             case Choice(options):
                 parts = [self._part(option) for option in options]
-                return Part(any(p.nullable for p in parts), _union(p.first for p in parts), _union(p.last for p in parts))
+                return Ends(any(p.nullable for p in parts), _union(p.first for p in parts), _union(p.last for p in parts))
             case Repeat(inside, least, most):
                 return self._repeated(inside, least, most)
             case Ref():
                 raise AssertionError("a lexeme refers to no rule")
 
-    def _position(self, node: Chars) -> Part:
+    def _position(self, node: Chars) -> Ends:
         if len(self.chars) >= MAX_POSITIONS:
             raise TooLargeError
         here = frozenset({len(self.chars)})
         self.chars.append(self.alphabet.bits(node))
         self.lexeme.append(len(self.parts))
         self.follow.append(set())
-        return Part(False, here, here)
+        return Ends(False, here, here)
 
-    def _chain(self, parts: Sequence[Part]) -> Part:
-        whole = Part(True)
+    def _chain(self, parts: Sequence[Ends]) -> Ends:
+        whole = Ends(True)
         for part in parts:
             for position in whole.last:
                 self.follow[position] |= part.first
             first = whole.first | part.first if whole.nullable else whole.first
             last = whole.last | part.last if part.nullable else part.last
-            whole = Part(whole.nullable and part.nullable, first, last)
+            whole = Ends(whole.nullable and part.nullable, first, last)
         return whole
 
-    def _repeated(self, inside: Node, least: int, most: int | None) -> Part:
+    def _repeated(self, inside: Node, least: int, most: int | None) -> Ends:
         """More than a few repetitions are looked at as any number: that only adds words."""
         parts = [self._part(inside) for _ in range(min(least, FEW))]
         if most is None or most - least > FEW:
             loop = self._part(inside)
             for position in loop.last:
                 self.follow[position] |= loop.first
-            parts.append(Part(True, loop.first, loop.last))
+            parts.append(Ends(True, loop.first, loop.last))
         else:
-            rest = Part(True)
+            rest = Ends(True)
             for _ in range(most - least):
                 longer = self._chain([self._part(inside), rest])
-                rest = Part(True, longer.first, longer.last)
+                rest = Ends(True, longer.first, longer.last)
             parts.append(rest)
         return self._chain(parts)
 
