@@ -25,13 +25,13 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class Repeated:
     item: "Tree"
     least: int
     most: int | None
 
 
-Tree = Lexeme | Group | Loop | Ref  # a rule, its regular parts replaced by lexemes
+Tree = Lexeme | Group | Repeated | Ref  # a rule, its regular parts replaced by lexemes
 
 
 class Reading:
@@ -50,7 +50,7 @@ class Reading:
             case Ref():
                 return node
             case Repeat(inside, least, most):
-                return Loop(self._tree(inside), least, most)
+                return Repeated(self._tree(inside), least, most)
             case Chain(items):
                 return Group(tuple(self._grouped(items, Chain)))
             case Choice(options):
@@ -73,10 +73,10 @@ class Reading:
         if isinstance(node, Chars) or (self._apart is not None and node not in self._apart):
             lexeme = Lexeme(len(self._lexemes))
             self._lexemes.append(node)
-            return Loop(lexeme, 0, 1) if _is_nullable(node) else lexeme
+            return Repeated(lexeme, 0, 1) if _is_nullable(node) else lexeme
         match node:
             case Repeat(inside, least, most):
-                return Loop(self._regular(inside), least, most)
+                return Repeated(self._regular(inside), least, most)
             case Chain(items):
                 return Group(tuple(map(self._regular, items)))
             case Choice(options):
@@ -111,9 +111,9 @@ class Reading:
                 return terminals[self._lexemes[number]]
             case Ref(name):
                 return rules[name]
-            case Loop(item, least, most):
+            case Repeated(item, least, most):
                 written = self._lark(item, rules, terminals)
-                return (f"({written})" if isinstance(item, Loop) else written) + _quantifier(least, most)
+                return (f"({written})" if isinstance(item, Repeated) else written) + _quantifier(least, most)
             case Group(items, choice):
                 members = [self._lark(item, rules, terminals) for item in items]
                 return f"({(' | ' if choice else ' ').join(members)})" if members else '""'
@@ -143,7 +143,7 @@ class _Order:
                 return 1 << number, False
             case Ref(name):
                 return self._begins[name]
-            case Loop(item, least, _):
+            case Repeated(item, least, _):
                 lexemes, nullable = self._begin(item)
                 return lexemes, nullable or not least
             case Group(items, choice):
@@ -160,7 +160,7 @@ class _Order:
                 self.following[number] |= behind
             case Ref(name):
                 self._behind[name] |= behind
-            case Loop(item, _, most):
+            case Repeated(item, _, most):
                 self._note_behind(item, behind if most == 1 else behind | self._begin(item)[0])
             case Group(items, choice):
                 for item in reversed(items):
