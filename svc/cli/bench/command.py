@@ -23,7 +23,7 @@ STDOUT = "-"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BenchFlags:
     """The parsed flags. Files: None for none, STDOUT for the standard output."""
 
     cases: list[Case]
@@ -94,7 +94,7 @@ def run(namespace: argparse.Namespace) -> int:
     return 0
 
 
-def write(report: Report, wanted: Wanted) -> None:
+def write(report: Report, wanted: BenchFlags) -> None:
     """Writes the report's files. ConfigError for a file that cannot be written after all."""
     try:
         if wanted.json is not None:
@@ -114,7 +114,7 @@ def _put(text: str, name: str) -> None:
         Path(name).write_text(text + "\n")
 
 
-def read_flags(namespace: argparse.Namespace) -> Wanted:
+def read_flags(namespace: argparse.Namespace) -> BenchFlags:
     """Parses the flags. ConfigError for cases that cannot be measured and files that cannot be written."""
     cases = list(
         wanted_cases(
@@ -134,7 +134,7 @@ def read_flags(namespace: argparse.Namespace) -> Wanted:
         check_plot(plot)
     for flag in ("json", "markdown", "plot"):
         check_target(f"--{flag}", getattr(namespace, flag))
-    return Wanted(cases, num_rounds, namespace.random, namespace.json, namespace.markdown, plot)
+    return BenchFlags(cases, num_rounds, namespace.random, namespace.json, namespace.markdown, plot)
 
 
 def check_target(flag: str, name: str | None) -> None:
