@@ -10,17 +10,17 @@ from svc.http.endpoints import chat, completions, health, metrics, models, nativ
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class Endpoint:
     method: str  # GET answers HEAD as well
     path: str
     handler: Handler
     public: bool = False  # answered without an API key
 
 
-def _both(method: str, path: str, handler: Handler, *, public: bool = False) -> Iterator[Route]:
+def _both(method: str, path: str, handler: Handler, *, public: bool = False) -> Iterator[Endpoint]:
     """With /v1 and without: clients differ in what they take a base URL to be."""
-    yield Route(method, f"/v1{path}", handler, public)
-    yield Route(method, path, handler, public)
+    yield Endpoint(method, f"/v1{path}", handler, public)
+    yield Endpoint(method, path, handler, public)
 
 
 ROUTES = (
@@ -35,10 +35,10 @@ ROUTES = (
     *_both("GET", "/props", server_state.props),
     *_both("GET", "/slots", server_state.slots),
     *_both("GET", "/health", health.health, public=True),
-    Route("GET", "/livez", health.live, public=True),
-    Route("GET", "/readyz", health.ready, public=True),
-    Route("GET", "/metrics", metrics.scrape, public=True),
-    Route("GET", "/", models.index, public=True),
+    Endpoint("GET", "/livez", health.live, public=True),
+    Endpoint("GET", "/readyz", health.ready, public=True),
+    Endpoint("GET", "/metrics", metrics.scrape, public=True),
+    Endpoint("GET", "/", models.index, public=True),
 )
 
 
