@@ -96,7 +96,7 @@ class GpuReport(msgspec.Struct, frozen=True):
     for_caches_bytes: int
 
 
-class Report(msgspec.Struct, frozen=True):
+class Inspection(msgspec.Struct, frozen=True):
     file: FileReport
     model: ModelReport
     memory: MemoryReport
@@ -134,7 +134,7 @@ def find_gpu(config: Config) -> "CudaOps | None":
     return cast("CudaOps | None", choose_gpu(config, configure_logging("warning", "console")))
 
 
-def inspect_model(config: Config, available_bytes: int, gpu: "CudaOps | None" = None) -> Report:
+def inspect_model(config: Config, available_bytes: int, gpu: "CudaOps | None" = None) -> Inspection:
     """Reads the file's header and no weight. Without a GPU, automatic budgets are shares of `available_bytes`.
 
     Raises ModelFileError, ConfigError and MemoryBudgetError.
@@ -145,7 +145,7 @@ def inspect_model(config: Config, available_bytes: int, gpu: "CudaOps | None" = 
     device_bytes = None if gpu_report is None else gpu_report.for_caches_bytes
     plan, too_large = plan_caches(config, opened, device_bytes, available_bytes)
     remarks = [remark.reason for remark in opened.remarks] + ([too_large] if too_large else [])
-    return Report(_file_report(file), _model_report(model, file), _memory_report(plan, context_tokens), gpu_report, remarks)
+    return Inspection(_file_report(file), _model_report(model, file), _memory_report(plan, context_tokens), gpu_report, remarks)
 
 
 def _gpu_report(config: Config, gpu: "CudaOps", opened: OpenedModel) -> GpuReport:
@@ -221,7 +221,7 @@ def _memory_report(plan: MemoryPlan, context_tokens: int) -> MemoryReport:
     )
 
 
-def render(report: Report) -> str:
+def render(report: Inspection) -> str:
     """The report for people: aligned lines."""
     file, memory = report.file, report.memory
     parts = f" in {file.num_files} files" if file.num_files > 1 else ""
@@ -283,7 +283,7 @@ def _host_tier(memory: MemoryReport) -> str:
     return f"{pages}, {_bytes(memory.host_snapshot_bytes)} for {memory.num_host_snapshots} snapshots"
 
 
-def _snapshot(report: Report) -> str:
+def _snapshot(report: Inspection) -> str:
     memory = report.memory
     size = _bytes(memory.snapshot_bytes_each)
     if not report.model.num_recurrent_layers:
