@@ -20,7 +20,7 @@ DEFAULT_SEQUENCES = 4
 SMALLEST_CHUNK_TOKENS = 8
 
 
-class Report(msgspec.Struct, frozen=True):
+class PerplexityReport(msgspec.Struct, frozen=True):
     perplexity: float
     error: float | None  # one standard error; None if only one token was scored
     mean_nll: float
@@ -96,7 +96,7 @@ def read_text(name: str) -> str:
         raise ConfigError(f"{name} is not UTF-8: byte {error.start} cannot be decoded") from None
 
 
-def measure(config: Config, text: str, chunk_tokens: int, num_sequences: int, *, quiet: bool = False) -> Report:
+def measure(config: Config, text: str, chunk_tokens: int, num_sequences: int, *, quiet: bool = False) -> PerplexityReport:
     """Loads the model and scores the text. ConfigError if the text is shorter than one chunk."""
     from svc.compute.model_file import open_configured
     from svc.compute.perplexity import cut, estimate, score_chunks
@@ -121,7 +121,7 @@ def measure(config: Config, text: str, chunk_tokens: int, num_sequences: int, *,
     if not np.isfinite(nll).all():
         raise ModelFileError(f"{config.model}: the model's output is not finite (NaN or infinity)")
     result = estimate(nll)
-    return Report(
+    return PerplexityReport(
         perplexity=result.value,
         error=result.error if np.isfinite(result.error) else None,
         mean_nll=result.mean_nll,
