@@ -31,7 +31,7 @@ class Machine(msgspec.Struct, frozen=True):
     activations: str  # "float" or "int8"
 
 
-class ModelFacts(msgspec.Struct, frozen=True):
+class BenchedModel(msgspec.Struct, frozen=True):
     """`quant_types`: shares of the tensors' bytes. `num_active_parameters`: those that one token uses."""
 
     file: str
@@ -83,7 +83,7 @@ class HostShare(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     version: str
     machine: Machine
-    model: ModelFacts
+    model: BenchedModel
     caches: CacheFacts
     max_step_tokens: int
     num_rounds: int
@@ -105,8 +105,8 @@ def host_share(case: Case, rounds: list[Round]) -> HostShare:
     return HostShare(case.name, 1000 * best.seconds / best.steps, 1000 * (best.seconds - best.kernel_s) / best.steps)
 
 
-def model_facts(file: "GgufFile", config: "ModelConfig") -> ModelFacts:
-    return ModelFacts(
+def model_facts(file: "GgufFile", config: "ModelConfig") -> BenchedModel:
+    return BenchedModel(
         file=str(file.path),
         name=config.name,
         architecture=config.architecture,
