@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from svc.errors import RequestError
 from svc.http.text.grammar.lark import as_lark, members, path_of
-from svc.http.text.grammar.matcher import Matcher, Vocabulary, Words
+from svc.http.text.grammar.matcher import Matcher, TokenTable, Words
 from svc.http.text.grammar.spec import GrammarSpec, Notation
 from svc.http.text.reasoning import ReasoningTags
 from svc.http.text.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ _WORD = re.compile(r"[^\s\"'\[\],:()]+")
 class CompiledGrammar:
     """A grammar that can be enforced; every answer held to it has a matcher of its own."""
 
-    def __init__(self, core: LLMatcher, vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
+    def __init__(self, core: LLMatcher, vocabulary: TokenTable, tokenizer: Tokenizer) -> None:
         self._core = core
         self._vocabulary = vocabulary
         self._tokenizer = tokenizer
@@ -73,7 +73,7 @@ class GrammarCompiler:
         return LLTokenizer(TokenizerWrapper(_Tokens(self._tokenizer, self._num_logits)), eos_token=sorted(self._tokenizer.eos_ids))
 
     @cached_property
-    def _vocabulary(self) -> Vocabulary:
+    def _vocabulary(self) -> TokenTable:
         tokens = [self._tokenizer.token_bytes(i) for i in range(self._tokenizer.num_tokens)]
         allowed = np.zeros(-(-self._num_logits // 32) * 32, np.bool_)
         allowed[: len(tokens)] = [bool(text) and not self._tokenizer.is_control(i) for i, text in enumerate(tokens)]
@@ -81,7 +81,7 @@ class GrammarCompiler:
         free.setflags(write=False)
         breaks = tuple(i for i, text in enumerate(tokens) if text in (b"\n", b"\n\n"))
         single = {text: i for i, text in enumerate(tokens) if len(text) == 1}
-        return Vocabulary(tokens, free, breaks, tuple(single.values()) if len(single) == 256 else (), self._encode)
+        return TokenTable(tokens, free, breaks, tuple(single.values()) if len(single) == 256 else (), self._encode)
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, parse_special=False)

@@ -25,7 +25,7 @@ class Stage(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class TokenTable:
     """What a matcher knows of tokens."""
 
     token_bytes: Sequence[bytes]
@@ -44,7 +44,7 @@ class Matcher:
     `accept` only notes the token, so it is cheap on the event loop; whoever asks next has the work.
     """
 
-    def __init__(self, core: LLMatcher, vocabulary: Vocabulary, *, close: bytes = b"", open_id: int | None = None) -> None:
+    def __init__(self, core: LLMatcher, vocabulary: TokenTable, *, close: bytes = b"", open_id: int | None = None) -> None:
         """`core` is this matcher's own. `close` ends the reasoning that the answer begins in, or may begin with token `open_id`."""
         self._core = core
         self._vocabulary = vocabulary
