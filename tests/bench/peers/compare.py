@@ -36,7 +36,7 @@ LONGEST_RUN_S = 600
 
 
 @dataclass(slots=True)
-class Part:
+class ReportTable:
     """One table of the report; `details` is what else belongs into the JSON file."""
 
     engines: list[str]
@@ -89,7 +89,7 @@ def best_variants(engine: Engine, model: Path, threads: int) -> dict[Task, tuple
     return best
 
 
-def compare_rates(engines: Sequence[Engine], model: Path, work: Work, threads: int, rounds: int) -> Part:
+def compare_rates(engines: Sequence[Engine], model: Path, work: Work, threads: int, rounds: int) -> ReportTable:
     """The tasks of one model. What chose the variants is not counted; it also reads the file into memory."""
     chosen = {engine.name: best_variants(engine, model, threads) for engine in engines}
     samples: dict[Task, dict[str, list[float]]] = {task: {engine.name: [] for engine in engines} for task in TASKS}
@@ -99,7 +99,7 @@ def compare_rates(engines: Sequence[Engine], model: Path, work: Work, threads: i
                 if task in chosen[engine.name]:
                     rate = run_once(engine, task, model, threads, chosen[engine.name][task][0])
                     samples[task][engine.name] += [] if rate is None else [rate]
-    part = Part([engine.name for engine in engines])
+    part = ReportTable([engine.name for engine in engines])
     part.rows = [Comparison(task.name, samples[task], bar=BARS[task.name]) for task in TASKS]
     for engine in engines:
         names = [f"{task.name}: {variant.name}" for task, (variant, _) in chosen[engine.name].items()]
@@ -121,7 +121,7 @@ def reached(row: Comparison, work: Work) -> str:
 # ---- servers
 
 
-def compare_serving(kinds: Sequence[ServerKind], name: str, model: Path, threads: int, rounds: int) -> dict[str, Part]:
+def compare_serving(kinds: Sequence[ServerKind], name: str, model: Path, threads: int, rounds: int) -> dict[str, ReportTable]:
     """First tokens and memory. All servers are up at once, one is asked at a time."""
     setting = Setting(model, CONTEXT, SLOTS, threads)
     cases = ("unknown prompt", "the same again", "next turn")
@@ -149,15 +149,15 @@ def compare_serving(kinds: Sequence[ServerKind], name: str, model: Path, threads
                     progress(f"{model.name}: {case}: {server.name}: {1000 * seconds:.1f} ms of {lengths[case]} tokens")
         memory = {server.name: server.memory() for server in servers}
     names = [kind.name for kind in kinds]
-    first = Part(names, details={"prompt tokens": lengths})
+    first = ReportTable(names, details={"prompt tokens": lengths})
     for case in cases:
         bar = CACHE_BAR if case != cases[0] else None
         first.rows.append(Comparison(f"{case} ({lengths.get(case)} tokens)", samples[case], lower_is_better=True, bar=bar))
     return {f"{name}, ms to the first token": first, f"{name}, MiB of memory while serving": memory_part(names, memory)}
 
 
-def memory_part(names: list[str], memory: dict[str, dict[str, int]]) -> Part:
-    part = Part(names)
+def memory_part(names: list[str], memory: dict[str, dict[str, int]]) -> ReportTable:
+    part = ReportTable(names)
     for what, title, bar in (
         ("all", "resident", MEMORY_BAR),
         ("anonymous", "of that not a file's", None),
@@ -168,9 +168,9 @@ def memory_part(names: list[str], memory: dict[str, dict[str, int]]) -> Part:
     return part
 
 
-def compare_starts(kinds: Sequence[ServerKind], threads: int, rounds: int) -> Part:
+def compare_starts(kinds: Sequence[ServerKind], threads: int, rounds: int) -> ReportTable:
     """The bundled model."""
-    part = Part([kind.name for kind in kinds])
+    part = ReportTable([kind.name for kind in kinds])
     times = start_times(kinds, Setting(DEMO, 512, SLOTS, threads), rounds)
     part.rows = [Comparison("start to ready, bundled model, s", times, lower_is_better=True)]
     return part
