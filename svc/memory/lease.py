@@ -1,34 +1,15 @@
 """Resume points, the memory of one sequence in a slot (state row, pages, snapshots), and the memory of one step."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from svc.memory.page_pool import Pages
-from svc.memory.prefix_tree import TokenArray, TokenIds, Walk, token_array
+from svc.memory.prefix_tree import Walk
 from svc.memory.snapshot_ring import SnapshotRef
 from svc.memory.tiers import Move
-
-
-class TokenSource(Protocol):
-    """Token ids that grow at the end."""
-
-    @property
-    def array(self) -> TokenArray:
-        """All tokens so far, int32 `[n]`."""
-
-
-@dataclass(frozen=True, slots=True)
-class FixedTokens:
-    """Token ids that do not grow."""
-
-    array: TokenArray
-
-    @classmethod
-    def of(cls, tokens: TokenIds) -> "FixedTokens":
-        return cls(token_array(tokens))
+from svc.memory.tokens import TokenSource
 
 
 @dataclass(frozen=True, slots=True)

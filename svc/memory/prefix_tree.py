@@ -13,27 +13,17 @@ The tree's shape does not depend on tiers. Pages leave the device from the ends 
 far that has come.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from svc.memory.page_pool import PagePool, Pages
 from svc.memory.snapshot_ring import SnapshotRing
+from svc.memory.tokens import TokenArray, common_prefix
 
-TokenIds = Sequence[int] | NDArray[np.int32]
-"""Token ids of a sequence. An int32 array is used as it is; anything else is converted on every call (about 40 ns per token)."""
-
-TokenArray = NDArray[np.int32]
 TOKEN_BYTES = 4
 KEPT_EVERY = 64  # nodes of a path after which the pages of the path are kept: what is looked at again is at most these
-
-
-def token_array(tokens: TokenIds, end: int | None = None) -> TokenArray:
-    """The first `end` tokens (all by default) as int32 `[end]`."""
-    head = tokens if end is None or end == len(tokens) else tokens[:end]
-    return np.asarray(head, dtype=np.int32)
 
 
 @dataclass(eq=False, slots=True)
@@ -130,9 +120,8 @@ class PrefixTree:
         return above.end if above is not None else 0
 
     def pages(self, walk: Walk, position: int) -> Pages:
-        """Pages that hold positions [0, position) of a walk from the root; position <= walk.matched."""
-        assert walk.base is self._root, "a walk from inside the tree has no whole path"
-        return self._path_pages(reversed(walk.path), position)
+        """Pages that hold positions [0, position) of a walk; position <= walk.matched."""
+        return self._path_pages(self._whole_path(walk), position)
 
     def pages_of(self, node: Node) -> Pages:
         """Pages that hold positions [0, node.end) of its path: what a resume at its snapshot reads."""
@@ -263,7 +252,7 @@ class PrefixTree:
 
     def back_on_device(self, walk: Walk, position: int) -> None:
         """The pages of the walk up to `position` are on the device again."""
-        for node in walk.path:
+        for node in self._whole_path(walk):
             num_tiles = -(-min(position, node.end) // self._page_tokens) - node.start // self._page_tokens
             node.resident = min(max(node.resident, num_tiles), len(node.pages))
 
@@ -274,6 +263,11 @@ class PrefixTree:
         while above is not None and above.parent is not None:
             yield above
             above = above.parent
+
+    def _whole_path(self, walk: Walk) -> Iterator[Node]:
+        """The nodes of the walk and those above its base, from the deepest up."""
+        yield from reversed(walk.path)
+        yield from self._upwards(walk.base)
 
     def _snapshot_above(self, node: Node) -> Node | None:
         above = node.parent
@@ -434,17 +428,3 @@ def _edge(tokens: TokenArray) -> tuple[TokenArray, bytearray]:
     array = np.frombuffer(data, np.int32)
     array.setflags(write=False)
     return array, data
-
-
-def common_prefix(tokens: TokenArray, others: TokenArray) -> int:
-    """Length of the common prefix; looks at little more than that."""
-    length = min(len(tokens), len(others))
-    start, block = 0, 64
-    while start < length:
-        stop = min(start + block, length)
-        differ = tokens[start:stop] != others[start:stop]
-        first = int(differ.argmax())
-        if differ[first]:
-            return start + first
-        start, block = stop, 4 * block
-    return length

@@ -29,14 +29,15 @@ import numpy as np
 
 from svc.memory.eviction import Evictor
 from svc.memory.integrity import check_cache
-from svc.memory.lease import COLD, BlockTable, FixedTokens, Lease, Reservation, ResumePoint, StateRows, StepMemory, TokenSource
+from svc.memory.lease import COLD, BlockTable, Lease, Reservation, ResumePoint, StateRows, StepMemory
 from svc.memory.page_pool import PagePool, Pages
 from svc.memory.placement import WantedKind
 from svc.memory.plan import MemoryPlan
-from svc.memory.prefix_tree import Node, PrefixTree, TokenArray, TokenIds, Walk, token_array
+from svc.memory.prefix_tree import Node, PrefixTree, Walk
 from svc.memory.snapshot_ring import SnapshotRef, SnapshotRing, StaleSnapshotError
 from svc.memory.stats import CacheCounters, CacheStats, cache_stats
 from svc.memory.tiers import MoveKind, MoveQueue
+from svc.memory.tokens import FixedTokens, TokenArray, TokenIds, TokenSource, token_array
 
 __all__ = ["COLD", "Lease", "Reservation", "ResumePoint", "SequenceCache", "SnapshotRef", "StaleSnapshotError", "StepMemory"]
 
@@ -68,13 +69,16 @@ class SequenceCache:
         """Grows with every change that can make `match` answer differently."""
         return self._tree.version
 
-    def match(self, tokens: TokenIds) -> ResumePoint:
+    def match(self, tokens: TokenIds, before: ResumePoint | None = None) -> ResumePoint:
         """The deepest point at which `tokens` can resume. Changes nothing.
+
+        `before`: what it was earlier. Where that snapshot is still there, only tokens behind it are compared again.
 
         Hybrid: the deepest published snapshot on the path. Attention-only: the whole common prefix, except that the last token is
         evaluated again when no snapshot (of its hidden row) is at exactly len(tokens). The tier does not matter.
         """
-        walk = self._tree.walk(token_array(tokens))
+        known = self._node_of(before.snapshot) if before is not None and self._hybrid else None
+        walk = self._tree.walk(token_array(tokens), known)
         node = self._tree.deepest_snapshot(walk)
         position = node.end if node is not None else 0
         if not self._hybrid and position < len(tokens):
@@ -351,10 +355,12 @@ class SequenceCache:
 
     def _anchor(self, lease: Lease, position: int) -> Node | None:
         """The node of the deepest snapshot known on the lease's path, if it is still there and not beyond `position`."""
-        ref = lease.anchor
-        if ref is None or not self._ring.is_published(ref) or self._ring.position(ref) > position:
-            return None
-        return self._tree.node_of_snapshot(ref.snapshot_id)
+        node = self._node_of(lease.anchor)
+        return node if node is not None and node.end <= position else None
+
+    def _node_of(self, ref: SnapshotRef | None) -> Node | None:
+        """Where a snapshot hangs in the tree; None where it is not there any more."""
+        return self._tree.node_of_snapshot(ref.snapshot_id) if ref is not None and self._ring.is_published(ref) else None
 
     def _publish(self, reservation: Reservation, now: float) -> None:
         """The snapshot and the pages of tokens[:position] have been written: makes them matchable.

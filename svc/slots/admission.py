@@ -60,7 +60,9 @@ class PageForecast:
         self._cache = cache
         self._context_tokens = context_tokens
         self._answer_tokens = FIRST_ANSWER_TOKENS
-        self._most_promised: int | None = None  # of all slots together, while one step is planned: one page more each at most
+        # Of all slots together, while one step is planned.
+        self._most_promised: int | None = None  # one page more each at most
+        self._expected: int | None = None  # what `fits` keeps for them
 
     def learn(self, generated: int) -> None:
         """An answer has ended by itself."""
@@ -82,9 +84,11 @@ class PageForecast:
         if not slots:
             return True
         needed = self._pages_for(len(sequence.tokens) + 1) - resume.position // self._cache.plan.layout.page_tokens
-        needed += self._cache.num_pages_to_pin(sequence.buffer, resume) + self.growth(sequence)
-        needed += sum(self.promised(slot) + self.growth(slot.sequence) for slot in slots)
-        return needed <= self._cache.num_available_pages()
+        needed += self.growth(sequence)
+        if self._expected is None:
+            self._expected = sum(self.promised(slot) + self.growth(slot.sequence) for slot in slots)
+        spare = self._cache.num_available_pages() - needed - self._expected
+        return spare >= self._pages_for(resume.position) or spare >= self._cache.num_pages_to_pin(sequence.buffer, resume)
 
     def may_take(self, slot: Slot, wanted: int, slots: Collection[Slot]) -> bool:
         """Whether it may take that many pages: they are available, and no others are sure to need them."""
@@ -94,8 +98,8 @@ class PageForecast:
         return wanted <= available - self._most_promised or wanted <= available - self._kept_from(slot, slots)
 
     def forget_total(self) -> None:
-        """To be called when a step is planned, and when slots were added: what `may_take` knows of all slots is counted anew."""
-        self._most_promised = None
+        """To be called when a step is planned, and when slots were added: what is known of all slots is counted anew."""
+        self._most_promised = self._expected = None
 
     def _kept_from(self, slot: Slot, slots: Collection[Slot]) -> int:
         """Pages that `slot` may not take although they are available: others are sure to need them.
@@ -140,6 +144,7 @@ class Admission:
             else:
                 slots.append(slot)
                 slots.sort(key=lambda s: s.rank)
+                self._forecast.forget_total()
                 for other in blocked:
                     other.overtaken += 1
             if len(blocked) > MAX_LOOK_AHEAD or any(other.overtaken >= MAX_OVERTAKEN for other in blocked):
@@ -171,7 +176,7 @@ class Admission:
         if not sequence.request.use_cache and not sequence.generated:
             return COLD
         if sequence.resume is None or sequence.resume.version != self._cache.version:
-            sequence.resume = self._cache.match(sequence.tokens)
+            sequence.resume = self._cache.match(sequence.tokens, sequence.resume)
         return sequence.resume
 
     def _open(self, sequence: Sequence, resume: ResumePoint, now: float, *, alone: bool) -> Slot | None:

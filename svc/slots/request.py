@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from svc.compute.sampling.params import SamplingParams
 from svc.memory.lease import ResumePoint
 from svc.memory.placement import Boundary, BoundaryKind
-from svc.memory.prefix_tree import TokenIds, common_prefix
 from svc.memory.snapshot_ring import SnapshotRef
+from svc.memory.tokens import TokenIds, common_prefix
 from svc.slots.events import TokenText
 
 __all__ = ["Boundary", "BoundaryKind", "JoinWait", "Request", "SamplingParams", "Sequence"]

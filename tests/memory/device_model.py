@@ -15,8 +15,8 @@ from svc.memory.layout import MemoryLayout
 from svc.memory.lease import Lease, Reservation, ResumePoint, StepMemory
 from svc.memory.placement import WantedKind
 from svc.memory.plan import MemoryPlan
-from svc.memory.prefix_tree import TokenArray
 from svc.memory.sequence_cache import SequenceCache
+from svc.memory.tokens import TokenArray
 from tests.fakes.moves import make_move
 
 Prefix = tuple[int, ...]

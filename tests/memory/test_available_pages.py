@@ -8,9 +8,10 @@ import random
 
 import pytest
 
-from svc.memory.lease import COLD, FixedTokens, Lease
+from svc.memory.lease import COLD, Lease
 from svc.memory.prefix_tree import PrefixTree
 from svc.memory.sequence_cache import SequenceCache, SnapshotRef
+from svc.memory.tokens import FixedTokens
 from tests.memory.device_model import GrowingTokens, Prefix, small_plan
 
 KINDS = [(hybrid, host) for hybrid in (True, False) for host in (False, True)]

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from svc.memory.lease import COLD, Lease, Reservation, StepMemory
+from svc.memory.lease import COLD, Lease, Reservation, ResumePoint, StepMemory
 from svc.memory.placement import WantedKind
 from svc.memory.sequence_cache import SequenceCache, SnapshotRef, StaleSnapshotError
 from tests.memory.device_model import Chunk, Device, GrowingTokens, Prefix, small_plan
@@ -71,6 +71,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.steps: list[Step] = []  # under way, oldest first
         self.pins: list[SnapshotRef] = []
         self.texts: list[Prefix] = [(0, 1, 1) * 9]
+        self.matched: dict[Prefix, ResumePoint] = {}  # by text, as it was when last looked at
         self.now = 0.0
         self.moves_over = 0  # as reported to the cache
 
@@ -417,8 +418,11 @@ class MemoryMachine(RuleBasedStateMachine):
         assert resume.snapshot is not None or resume.position == 0 or not self.hybrid
         if resume.position == len(tokens):
             assert resume.snapshot is not None, "no hidden row to sample from"
+        again = self.cache.match(tokens, self.matched.get(tokens))
+        assert again == resume, f"{again}, but {resume} when nothing is known of before"
+        self.matched[tokens] = again
         self._make_way()
-        lease = self.cache.open(tokens, self.cache.match(tokens), self.now)
+        lease = self.cache.open(tokens, self.cache.match(tokens, again), self.now)
         if lease is None:
             return
         row, pages, known = lease.row, lease.table.array(lease.start).tolist(), tokens[: lease.start]

@@ -2,10 +2,10 @@
 
 import pytest
 
-from svc.memory.lease import FixedTokens
 from svc.memory.placement import WantedKind
 from svc.memory.sequence_cache import COLD, SequenceCache
 from svc.memory.tiers import Move, MoveKind
+from svc.memory.tokens import FixedTokens
 from tests.memory.device_model import Device, Run, converse, run_step, small_plan, text
 
 

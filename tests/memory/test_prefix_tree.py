@@ -5,8 +5,9 @@ import pytest
 
 from svc.memory.integrity import check_tree
 from svc.memory.page_pool import PagePool
-from svc.memory.prefix_tree import PrefixTree, TokenArray, token_array
+from svc.memory.prefix_tree import PrefixTree
 from svc.memory.snapshot_ring import SnapshotRing
+from svc.memory.tokens import TokenArray, token_array
 
 
 class Planted:

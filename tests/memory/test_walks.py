@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from svc.memory.lease import FixedTokens, Lease, ResumePoint
-from svc.memory.prefix_tree import Node, PrefixTree, TokenArray, Walk
+from svc.memory.lease import Lease, ResumePoint
+from svc.memory.prefix_tree import Node, PrefixTree, Walk
 from svc.memory.sequence_cache import SequenceCache
+from svc.memory.tokens import FixedTokens, TokenArray
 from tests.memory.device_model import small_plan
 
 STEM, KNOWN, LENGTH = 1_000, 1_200, 1_600
@@ -137,3 +138,20 @@ def test_a_resume_point_that_is_no_longer_current_is_walked_again(cache: Sequenc
     assert lease.start == STEM
     assert num_walks(cache) - before == 1
     cache.close(lease, STEM, 0.0)
+
+
+def test_a_waiting_prompt_is_matched_again_from_where_it_resumed(cache: SequenceCache, compared: Compared) -> None:
+    """Whatever was published meanwhile, only tokens behind the snapshot are compared; once that is gone, all of them."""
+    before = cache.match(range(LENGTH))
+    compared.take()
+    publish(cache, [5, 6, 7], [3])
+    compared.take()
+    assert cache.match(range(LENGTH), before) == before
+    assert compared.take() == KNOWN - STEM
+    publish(cache, list(range(STEM + 50)), [STEM + 50])
+    compared.take()
+    deeper = cache.match(range(LENGTH), before)
+    assert (deeper.position, deeper.matched_tokens) == (STEM + 50, KNOWN)
+    assert compared.take() == KNOWN - STEM
+    cache.clear()
+    assert cache.match(range(LENGTH), deeper).position == 0
