@@ -23,7 +23,9 @@ from svc.errors import ModelFileError
 from svc.http.access import ApiKeys
 from svc.http.body import body_limit
 from svc.http.server import HttpServer
-from svc.http.service import Door, ModelInfo, Readiness, Service
+from svc.http.service import AnswerSettings, Door, ModelInfo, Readiness, Service
+from svc.http.text.grammar.compiler import GrammarCompiler
+from svc.http.text.reasoning import REASONING_FIELDS, REASONING_FORMATS
 from svc.lifecycle import KernelProgress, LoadInterruptedError, Notifier, Shutdown, load_progress
 from svc.log import Logger, background_logging
 from svc.memory.plan import MemoryPlan
@@ -248,6 +250,14 @@ def _service(config: Config, loaded: LoadedModel, engine: Engine, metrics: Metri
         engine=engine,
         tokenizer=loaded.tokenizer,
         template=loaded.template,
+        answer_format=loaded.answer_format,
+        grammars=GrammarCompiler(loaded.tokenizer, model.vocab_size),
+        answers=AnswerSettings(
+            REASONING_FORMATS[config.reasoning_format],
+            REASONING_FIELDS[config.reasoning_fields],
+            {"on": True, "off": False}.get(config.thinking),
+            None if config.thinking_budget < 0 else config.thinking_budget,
+        ),
         model=ModelInfo(model_name(config), int(time.time()), model.vocab_size, meta, config.strict_model_name, str(file.path)),
         fingerprint=f"headrace-{_version()}-{loaded.runner.name}",
         metrics=metrics,

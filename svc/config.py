@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from svc.errors import ConfigError
+from svc.sizes import format_size, parse_size
 
 BUNDLED_MODEL = Path(__file__).parent / "models" / "headrace-demo.gguf"  # served when the command line names no model
 VARIABLE_PREFIX = "HEADRACE_"
@@ -27,18 +28,6 @@ SIZE = {"size": True}  # marks a field that may be written "4GiB"
 # Several KEY=TYPE:VALUE in one text: a comma belongs to the value unless KEY=TYPE: follows.
 PAIRS = {"metavar": "KEY=TYPE:VALUE", "separator": r",(?=[^,=]+=(?:int|float|bool|str):)"}
 ORIGINS = {"metavar": "ORIGIN", "separator": r"\s*,\s*"}
-UNIT_BYTES = {
-    "": 1,
-    "B": 1,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-}
 
 PositiveSize = Annotated[int, Meta(ge=1)]
 AutoSize = PositiveSize | Literal["auto"]
@@ -71,6 +60,27 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         bool,
         Meta(description="continue the last message of a conversation that ends with the assistant's, as llama-server does"),
     ] = False
+    tool_call_format: Annotated[
+        Literal["auto", "hermes", "qwen-xml", "llama-json", "mistral-list", "mistral"],
+        Meta(description="how the model writes tool calls; auto: as its chat template does"),
+    ] = "auto"
+    reasoning_format: Annotated[
+        Literal["auto", "deepseek", "none"],
+        Meta(
+            description="where chat answers have reasoning; auto, deepseek: in fields of its own; none: in the content with tags"
+        ),
+    ] = "auto"
+    reasoning_fields: Annotated[
+        Literal["both", "reasoning_content", "reasoning"],
+        Meta(description="name of the field of a chat message that carries reasoning; both: clients read one or the other"),
+    ] = "both"
+    thinking: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(description="whether models that can reason do where a request does not say; auto: as the chat template decides"),
+    ] = "auto"
+    thinking_budget: Annotated[
+        int, Meta(ge=-1, le=2**24, description="most tokens an answer may reason where a request does not say; -1: no limit")
+    ] = -1
     override_kv: Annotated[
         tuple[str, ...],
         Meta(
@@ -314,25 +324,6 @@ def inapplicable(config: Config, model: ModelFacts, device: str) -> list[str]:
     if device == "reference" and config.exact:
         sentences.append("exact does nothing on the reference device: numpy rounds a row in one way alone, in another among others")
     return sentences
-
-
-def parse_size(text: str) -> int:
-    """Bytes of "4GiB", "1.5 MiB", "500MB" or "1048576". Raises ValueError for anything else."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b|b|)", text.strip(), re.IGNORECASE | re.ASCII)
-    if match is None:
-        raise ValueError(f"{text!r} is not a size")
-    return int(float(match[1]) * UNIT_BYTES[match[2].upper()]) if "." in match[1] else int(match[1]) * UNIT_BYTES[match[2].upper()]
-
-
-def format_size(size: int | str) -> str:
-    """The shortest exact form that `parse_size` reads back: "64MiB", "1000"."""
-    if isinstance(size, str):
-        return size
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        count, rest = divmod(size, UNIT_BYTES[unit.upper()])
-        if count and not rest:
-            return f"{count}{unit}"
-    return str(size)
 
 
 def _from_file(path: str) -> dict[str, object]:

@@ -4,7 +4,7 @@ Everything here blocks; the server runs it on a thread of its own.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
@@ -17,8 +17,10 @@ from svc.config import Config, inapplicable
 from svc.errors import BackendUnavailableError, ConfigError, ModelFileError
 from svc.gguf.gguf_file import GgufFile
 from svc.gguf.parts import stem
+from svc.http.text.answer_format import NO_FORMAT, AnswerFormat, answer_format
 from svc.http.text.chat_template import ChatTemplate
 from svc.http.text.tokenizer import Tokenizer
+from svc.http.text.tool_calls.call_format import FORMATS
 from svc.log import Logger
 from svc.machine import available_memory_bytes
 from svc.memory.plan import MemoryPlan
@@ -40,6 +42,7 @@ class PreparedModel:
     opened: OpenedModel
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    answer_format: AnswerFormat
     ops: Ops
     plan: MemoryPlan
     read_in: bool  # whether the weights fit into the machine's memory beside the caches
@@ -55,6 +58,7 @@ class LoadedModel:
     runner: ModelRunner
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    answer_format: AnswerFormat
 
 
 def load(config: Config, logger: Logger, progress: Progress, on_compile: Callable[[str], None] | None = None) -> LoadedModel:
@@ -70,7 +74,15 @@ def load(config: Config, logger: Logger, progress: Progress, on_compile: Callabl
         reason = f"{len(model.unused_tensors)} tensors of {opened.file.path} are not used ({names}): answers may be wrong"
         logger.warning("unused_tensors", reason=reason)
     runner = ModelRunner(model, ops, prepared.plan, config.max_step_tokens)
-    return LoadedModel(opened.file, opened.config, opened.context_tokens, runner, prepared.tokenizer, prepared.template)
+    return LoadedModel(
+        opened.file,
+        opened.config,
+        opened.context_tokens,
+        runner,
+        prepared.tokenizer,
+        prepared.template,
+        prepared.answer_format,
+    )
 
 
 def prepare(config: Config, logger: Logger, on_compile: Callable[[str], None] | None = None) -> PreparedModel:
@@ -82,7 +94,8 @@ def prepare(config: Config, logger: Logger, on_compile: Callable[[str], None] | 
     if too_large:
         logger.warning("weights_not_read_ahead", reason=too_large)
     _warn(config, opened, ops.name, plan, template, logger)
-    return PreparedModel(opened, tokenizer, template, ops, plan, read_in=too_large is None)
+    form = configured_format(config, template)
+    return PreparedModel(opened, tokenizer, template, form, ops, plan, read_in=too_large is None)
 
 
 def plan_memory_for(config: Config, opened: OpenedModel, ops: Ops) -> tuple[MemoryPlan, str | None]:
@@ -179,6 +192,12 @@ def chat_template(config: Config, file: GgufFile, tokenizer: Tokenizer) -> ChatT
         raise ConfigError(f"chat_template_file: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     except ModelFileError as error:
         raise ConfigError(f"chat_template_file {path}: {error}") from None
+
+
+def configured_format(config: Config, template: ChatTemplate | None) -> AnswerFormat:
+    """How the model writes reasoning and tool calls: as the template does, unless the operator knows better."""
+    found = answer_format(template) if template is not None else NO_FORMAT
+    return found if config.tool_call_format == "auto" else replace(found, calls=FORMATS[config.tool_call_format])
 
 
 def model_name(config: Config) -> str:

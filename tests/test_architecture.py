@@ -14,7 +14,8 @@ LONGEST_FILE_LINES = 450
 # config and errors, and a package may import itself.
 MAY_IMPORT = {
     "svc.errors": (),
-    "svc.config": (),
+    "svc.config": ("svc.sizes",),
+    "svc.sizes": (),
     "svc.line_writer": (),
     "svc.log": ("svc.line_writer",),
     "svc.machine": (),
@@ -63,7 +64,7 @@ MAY_IMPORT = {
         "svc.machine",
     ),
 }
-EVERYONE_MAY_IMPORT = ("svc.config", "svc.errors")
+EVERYONE_MAY_IMPORT = ("svc.config", "svc.errors", "svc.sizes")
 
 # Third-party and standard modules that have one home.
 HOMES = {

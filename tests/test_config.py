@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svc.config import BY_KEY, OPTIONS, Config, format_size, inapplicable, load_config, parse_size
+from svc.config import BY_KEY, OPTIONS, Config, inapplicable, load_config
 from svc.errors import ConfigError
+from svc.sizes import format_size, parse_size
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE_FILE = ROOT / "ops" / "config" / "headrace.toml"

@@ -101,9 +101,10 @@ class Score:
 NOT_FINITE, NO_TOKEN = -1, -2
 """In place of a sampled token: the logits were not finite, or the mask allows no token."""
 
-TokenMask = Callable[[], NDArray[np.uint32]]
-"""Bit i % 32 of word i // 32 says whether token i is allowed; [ceil(V / 32)]. Called on the compute thread, once the forward of the
-step is on its way, so that the mask is made while the device works; it may be called again, with the same outcome."""
+TokenMask = Callable[[], NDArray[np.uint32] | None]
+"""Bit i % 32 of word i // 32 says whether token i is allowed; [ceil(V / 32)], or None: all are. Called on the compute thread, once
+the forward of the step is on its way, so that the mask is made while the device works; it may be called again, with the same
+outcome."""
 
 
 @dataclass(frozen=True, slots=True)

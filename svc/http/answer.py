@@ -155,7 +155,7 @@ class Answer:
         if self._max_unread_bytes is not None and self.buffer.num_bytes > self._max_unread_bytes:
             message = "The answer was cut off because too much of it waited to be read."
             self.error = ApiError(408, message, "invalid_request_error", code="slow_reader")
-        return self._text.stop_hit is not None or self._out_of_time or self.error is not None
+        return self._text.stop_hit is not None or self._text.has_all_calls or self._out_of_time or self.error is not None
 
     def _end(self, finished: Finished) -> None:
         self.finished = finished
@@ -177,10 +177,17 @@ class Answer:
 
     @property
     def finish_reason(self) -> str | None:
-        """OpenAI's "stop" or "length" once the answer has ended well."""
+        """OpenAI's "stop", "length" or "tool_calls" once the answer has ended well."""
         if self.finished is None or self.error is not None:
             return None
-        return "length" if self.stop_type == "limit" else "stop"
+        if self.stop_type == "limit":
+            return "length"
+        return "tool_calls" if self._text.num_calls else "stop"
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Its tokens in which the model reasoned."""
+        return self._text.reasoning_tokens
 
     @property
     def num_intervals(self) -> int:

@@ -36,6 +36,17 @@ def blaming(param: str) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def naming(param: str) -> Iterator[None]:
+    """Puts the field in front of a RequestError that names none."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param is None:
+            raise RequestError(f"{param}: {error}", param=param, code=error.code) from None
+        raise
+
+
 def number(name: str, value: float | None, default: float, low: float, high: float) -> float:
     if value is None:
         return default

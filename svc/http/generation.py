@@ -7,9 +7,10 @@ from types import TracebackType
 
 from svc.errors import RequestError
 from svc.http.answer import MAX_UNREAD_BYTES, Answer, AnswerBuffer
+from svc.http.answer_rules import FREE, AnswerRules
 from svc.http.inbox import Inbox
 from svc.http.options import GenerationOptions
-from svc.http.schema import CacheReportOut, HeadraceOut, PromptTokensDetails, TimingsOut, UsageOut
+from svc.http.schema import CacheReportOut, CompletionTokensDetails, HeadraceOut, PromptTokensDetails, TimingsOut, UsageOut
 from svc.http.service import Service
 from svc.http.text.answer_text import AnswerText
 from svc.http.text.chat_template import PromptTokens
@@ -33,6 +34,7 @@ class Generation:
     options: GenerationOptions
     arrival_s: float
     new_buffer: Callable[[], AnswerBuffer]  # called once for each answer
+    rules: AnswerRules = FREE
     created: int = field(default_factory=lambda: int(time.time()))
     answers: list[Answer] = field(default_factory=list)
     inbox: Inbox = field(init=False)
@@ -67,11 +69,17 @@ class Generation:
         engine.check_capacity(wanted)
 
     def _submit(self, prompt_index: int, prompt: PromptTokens, choice: int, stop: StopStrings | None) -> None:
-        service, options = self.service, self.options
+        service, options, rules = self.service, self.options, self.rules
         answer = Answer(
             index=len(self.answers),
             prompt=prompt,
-            text=AnswerText(service.tokenizer, stop, min_tokens=options.min_tokens),
+            text=AnswerText(
+                service.tokenizer,
+                stop,
+                min_tokens=options.min_tokens,
+                parser=rules.parser(),
+                shown=rules.shown(service.tokenizer),
+            ),
             buffer=self.new_buffer(),
             metrics=service.metrics,
             on_news=self.inbox.put if options.stream else self._on_news,
@@ -91,7 +99,8 @@ class Generation:
             min_tokens=options.min_tokens,
             use_cache=options.use_cache,
             on_token=answer.on_token,
-            text_ends=bool(options.stop) or options.max_predict_s > 0,
+            text_ends=bool(options.stop) or options.max_predict_s > 0 or rules.text_ends,
+            constraint=rules.constraint(service.tokenizer, service.model.vocab_size),
         )
         self._streams.append(service.engine.submit(request, answer.on_event))
         self.answers.append(answer)
@@ -121,6 +130,7 @@ class Generation:
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(max(0, prompt_tokens - evaluated)),
+            completion_tokens_details=CompletionTokensDetails(sum(answer.reasoning_tokens for answer in self.answers)),
         )
 
     def timings(self) -> TimingsOut:

@@ -61,7 +61,6 @@ def _is_number(value: Any) -> bool:
 NULL = Neutral("", lambda value: False)
 OFF, ON = only(False), only(True)
 BELOW_ZERO = Neutral("negative", lambda value: _is_number(value) and value < 0)
-TEXT_FORMAT = Neutral('{"type": "text"}', lambda value: isinstance(value, dict) and value.get("type") == "text")
 TEXT_ONLY = Neutral('["text"]', lambda value: isinstance(value, list) and all(item == "text" for item in value))
 
 
@@ -87,6 +86,11 @@ def _harmless(*names: str) -> Iterator[Known]:
     return map(Known, names)
 
 
+def _budgets(*names: str) -> Iterator[Known]:
+    """Of a conversation's reasoning; a bare prompt has none."""
+    return (Known(name, done=CHAT, refused=PROMPTS, unless=only(-1)) for name in names)
+
+
 # fmt: off
 KNOWN_FIELDS: tuple[Known, ...] = (
     # -- what to answer
@@ -99,7 +103,7 @@ KNOWN_FIELDS: tuple[Known, ...] = (
     *_refused(MESSAGES, only(""), "chat_template", "system"),  # a template, and a system prompt, outside of where they belong
     *_refused(MESSAGES, only([]), "documents", "functions"),
     *_refused(CHAT, only("none", "auto"), "function_call"),
-    *_refused(CHAT, ON, "parallel_tool_calls"),
+    *_done(CHAT, "parallel_tool_calls"),
     *_refused(CHAT, OFF, "add_special_tokens"),
     *_refused(PROMPTS, ON, "add_special_tokens", "add_bos_token"),
     *_refused(ANSWERS, only(-1), "truncate_prompt_tokens"),
@@ -110,14 +114,11 @@ KNOWN_FIELDS: tuple[Known, ...] = (
     *_refused(ANSWERS, only({}), "extra_body"),  # the SDKs put its fields into the body; sent as it is, they are all lost
 
     # -- thinking
-    *_done(MESSAGES, "enable_thinking", "thinking", "reasoning", "reasoning_effort"),
+    *_done(MESSAGES, "enable_thinking", "thinking", "reasoning", "reasoning_effort", "preserve_thinking"),
     *_refused(PROMPTS, NULL, "enable_thinking", "thinking", "reasoning", "reasoning_effort"),
     *_refused(ANSWERS, NULL, "think"),
-    *_refused(ANSWERS, only(-1), "thinking_budget", "thinking_budget_tokens", "thinking_token_budget"),
-    *_refused(ANSWERS, only(-1), "reasoning_budget", "reasoning_budget_tokens"),
-    *_refused(CHAT, only("none", "auto"), "reasoning_format"),
-    *_refused(CHAT, ON, "include_reasoning"),
-    *_refused(CHAT, OFF, "separate_reasoning"),
+    *_budgets("thinking_budget", "thinking_budget_tokens", "thinking_token_budget", "reasoning_budget", "reasoning_budget_tokens"),
+    *_done(CHAT, "reasoning_format", "include_reasoning", "separate_reasoning"),
     *_harmless("stream_reasoning", "reasoning_in_content", "thinking_forced_open", "reasoning_budget_message"),
 
     # -- length, ends and form of the answer
@@ -140,11 +141,8 @@ KNOWN_FIELDS: tuple[Known, ...] = (
     *_harmless("minimum_message_content_tokens", "spaces_between_special_tokens", "prediction", "grammar_retain_state"),
 
     # -- constrained answers
-    *_refused(ANSWERS, TEXT_FORMAT, "response_format"),
-    *_refused(ANSWERS, only(""), "grammar", "grammar_string", "guided_regex", "guided_grammar", "regex", "ebnf", "format"),
-    *_refused(ANSWERS, only({}, ""), "json_schema", "guided_json"),
-    *_refused(ANSWERS, only({}), "structured_outputs"),
-    *_refused(ANSWERS, only([]), "guided_choice"),
+    *_done(ANSWERS, "response_format", "json_schema", "guided_json", "structured_outputs", "guided_choice", "format"),
+    *_done(ANSWERS, "grammar", "grammar_string", "guided_grammar", "ebnf", "regex", "guided_regex"),
     *_refused(ANSWERS, NULL, "structural_tag"),
     *_harmless("guided_decoding_backend", "guided_whitespace_pattern", "grammar_lazy", "grammar_triggers", "preserved_tokens"),
 

@@ -83,8 +83,6 @@ LLAMA_REPEAT_LAST_N = 64
 
 def chat_options(body: ChatIn, vocabulary: Vocabulary) -> GenerationOptions:
     """The options of a chat request; RequestError names the field."""
-    if body.tool_choice not in (None, "none", "auto"):
-        raise unsupported("tool_choice", json.dumps(body.tool_choice))
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
     num_logprobs = integer("top_logprobs", body.top_logprobs, 0, 0, MAX_LOGPROBS) if body.logprobs else None

@@ -54,6 +54,18 @@ class GenerationIn(Struct, kw_only=True):
     repeat_penalty: float | None = None
     repeat_last_n: Whole | None = None
     samplers: str | list[str] | None = None
+    response_format: JsonObject | None = None
+    grammar: Any = None
+    grammar_string: Any = None
+    guided_grammar: Any = None
+    ebnf: Any = None
+    json_schema: Any = None
+    guided_json: Any = None
+    regex: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    format: Any = None
+    structured_outputs: JsonObject | None = None
     cache_prompt: bool | None = None
     return_token_ids: bool | None = None
     cache_report: bool | None = None
@@ -68,6 +80,16 @@ class ChatIn(GenerationIn, kw_only=True):
     top_logprobs: Whole | None = None
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_format: str | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+    thinking_budget: Whole | None = None
+    thinking_budget_tokens: Whole | None = None
+    thinking_token_budget: Whole | None = None
+    reasoning_budget: Whole | None = None
+    reasoning_budget_tokens: Whole | None = None
+    preserve_thinking: bool | None = None
     chat_template_kwargs: JsonObject | None = None
     enable_thinking: bool | None = None
     thinking: bool | JsonObject | None = None
@@ -107,6 +129,7 @@ class ApplyTemplateIn(Struct, kw_only=True):
     thinking: bool | JsonObject | None = None
     reasoning: JsonObject | None = None
     reasoning_effort: str | None = None
+    preserve_thinking: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -196,11 +219,16 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct):
+    reasoning_tokens: int
+
+
 class UsageOut(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class TimingsOut(Struct):
@@ -245,10 +273,27 @@ class LogprobOut(Struct):
     top_logprobs: list[TopLogprobOut]
 
 
+class FunctionOut(Struct):
+    """A call's name and arguments; in a stream the name comes first, then the arguments bit by bit."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallOut(Struct):
+    index: int | UnsetType = UNSET  # only in a stream
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionOut | UnsetType = UNSET
+
+
 class MessageOut(Struct):
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallOut] | UnsetType = UNSET
 
 
 class ChatChoiceOut(Struct):
@@ -275,6 +320,9 @@ class ChatOut(Struct):
 class DeltaOut(Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallOut] | UnsetType = UNSET
 
 
 class ChatChunkChoiceOut(Struct):

@@ -12,7 +12,10 @@ from svc.http.errors import ApiError, model_not_found, unavailable
 from svc.http.inbox import Rounds
 from svc.http.options import Vocabulary
 from svc.http.schema import JsonObject
+from svc.http.text.answer_format import NO_FORMAT, AnswerFormat
 from svc.http.text.chat_template import ChatTemplate
+from svc.http.text.grammar.compiler import GrammarCompiler
+from svc.http.text.reasoning import REASONING_FIELDS, ReasoningFormat
 from svc.http.text.tokenizer import Tokenizer
 from svc.log import Logger
 from svc.metrics import Metrics
@@ -64,6 +67,16 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerSettings:
+    """What the operator wants of answers whose requests say nothing."""
+
+    reasoning_format: ReasoningFormat = ReasoningFormat.PARTED
+    reasoning_fields: tuple[str, ...] = REASONING_FIELDS["both"]  # of a message, that carry reasoning
+    enable_thinking: bool | None = None  # None: as the template does
+    thinking_budget: int | None = None  # tokens; None: no limit
+
+
+@dataclass(frozen=True, slots=True)
 class Service:
     """Everything an endpoint needs to answer."""
 
@@ -71,11 +84,14 @@ class Service:
     tokenizer: Tokenizer
     template: ChatTemplate | None  # None: the model file has none, chat is refused
     model: ModelInfo
+    grammars: GrammarCompiler
     fingerprint: str  # `system_fingerprint` of answers: changes when answers may
     metrics: Metrics
     max_body_bytes: int
     keep_alive_s: float = 5.0
     show_prompts: bool = False  # whether /slots may tell what people wrote
+    answer_format: AnswerFormat = NO_FORMAT
+    answers: AnswerSettings = AnswerSettings()
     prefill_assistant: bool = False  # whether a final message of the assistant is continued without being asked for
     rounds: Rounds = field(default_factory=Rounds)  # in which streamed answers are written
 

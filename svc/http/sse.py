@@ -26,14 +26,14 @@ def event(value: object) -> bytes:
 
 
 class EventTemplate:
-    """Events that differ in one string: the rest is encoded once."""
+    """Events that differ in one text: the rest is encoded once."""
 
     def __init__(self, example: object) -> None:
-        """`example` has HOLE where the string goes, and nowhere else."""
-        self._before, self._behind = event(example).split(_encode(HOLE))
+        """`example` has HOLE wherever the text goes."""
+        self._around = event(example).split(_encode(HOLE))
 
     def fill(self, text: str) -> bytes:
-        return self._before + _encode(text) + self._behind
+        return _encode(text).join(self._around)
 
 
 HOLE = "\ue000 here goes the text \ue001"

@@ -4,22 +4,41 @@ Clients ask for thinking in four ways, and templates read it under several names
 of them ignores them.
 """
 
-import json
 from typing import Any
 
 from svc.errors import RequestError
-from svc.http.fields import shown, unsupported
+from svc.http.fields import shown
 from svc.http.schema import ApplyTemplateIn, ChatIn, JsonObject
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _SWITCHES = {"enabled": True, "disabled": False}
 
 
-def template_variables(body: ChatIn | ApplyTemplateIn) -> JsonObject:
-    """What `chat_template_kwargs` says counts before `enable_thinking`, and that before the other fields."""
+BUDGETS = ("thinking_budget", "thinking_budget_tokens", "thinking_token_budget", "reasoning_budget", "reasoning_budget_tokens")
+
+
+def thinking_budget(body: ChatIn) -> tuple[str, float | None]:
+    """(the field that bounds the reasoning, its value); None where no field does."""
+    fields: list[tuple[str, Any]] = [(name, getattr(body, name)) for name in BUDGETS]
+    if isinstance(body.thinking, dict):
+        fields.append(("thinking.budget_tokens", body.thinking.get("budget_tokens")))
+    fields.append(("reasoning.max_tokens", (body.reasoning or {}).get("max_tokens")))
+    for name, value in fields:
+        if value is not None:
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise RequestError(f"{name} must be an integer, not {shown(value)}.", param=name)
+            return name, value
+    return "", None
+
+
+def template_variables(body: ChatIn | ApplyTemplateIn, default_thinking: bool | None = None) -> JsonObject:
+    """What `chat_template_kwargs` says counts before `enable_thinking`, and that before the other fields; `default_thinking` where
+    none says anything."""
     reasoning = body.reasoning or {}
     effort = _effort("reasoning_effort", body.reasoning_effort) or _effort("reasoning.effort", reasoning.get("effort"))
-    wishes = (body.enable_thinking, False if effort == "none" else None, _enabled(reasoning), _thinking(body.thinking))
+    no_budget = False if isinstance(body, ChatIn) and thinking_budget(body)[1] == 0 else None
+    no_effort = False if effort == "none" else None
+    wishes = (body.enable_thinking, no_effort, _enabled(reasoning), _thinking(body.thinking), no_budget, default_thinking)
     variables: JsonObject = {}
     for wish in wishes:
         if wish is not None:
@@ -27,6 +46,8 @@ def template_variables(body: ChatIn | ApplyTemplateIn) -> JsonObject:
             break
     if effort not in (None, "none"):
         variables["reasoning_effort"] = effort
+    if body.preserve_thinking is not None:
+        variables["preserve_thinking"] = body.preserve_thinking
     return variables | (body.chat_template_kwargs or {})
 
 
@@ -38,9 +59,6 @@ def _effort(param: str, value: Any) -> str | None:
 
 def _enabled(reasoning: JsonObject) -> bool | None:
     """The switch of OpenRouter's `reasoning` object."""
-    _refuse(reasoning, "reasoning", "max_tokens")
-    if reasoning.get("exclude"):
-        _refuse(reasoning, "reasoning", "exclude")
     return _switch("reasoning.enabled", reasoning.get("enabled"))
 
 
@@ -48,7 +66,6 @@ def _thinking(value: bool | JsonObject | None) -> bool | None:
     """The switch of `thinking`: true, false, or an object with a type ("adaptive" leaves it to the template)."""
     if not isinstance(value, dict):
         return value
-    _refuse(value, "thinking", "budget_tokens")
     kind = value.get("type")
     if kind not in (None, "adaptive", "auto", *_SWITCHES):
         message = f"thinking.type must be enabled, disabled or adaptive, not {shown(kind)}."
@@ -60,8 +77,3 @@ def _switch(param: str, value: Any) -> bool | None:
     if value is not None and not isinstance(value, bool):
         raise RequestError(f"{param} must be true or false, not {shown(value)}.", param=param)
     return value
-
-
-def _refuse(settings: JsonObject, name: str, key: str) -> None:
-    if settings.get(key) is not None:
-        raise unsupported(f"{name}.{key}", json.dumps(settings[key]))

@@ -40,6 +40,10 @@ class TextThreads:
         threads = self._long if num_bytes > LONG_BYTES else self._ordinary
         return await asyncio.wrap_future(threads.submit(work, *args, **kwargs))
 
+    async def run_apart(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """`work` that takes more than a millisecond however short the text is."""
+        return await asyncio.wrap_future(self._ordinary.submit(work, *args, **kwargs))
+
     def close(self) -> None:
         """Nothing begins any more. Does not wait for what has begun: the interpreter does, before it ends."""
         for threads in (self._ordinary, self._long):

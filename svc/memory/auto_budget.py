@@ -1,9 +1,9 @@
 """Automatic budgets of the device's tier and the host's: a share of the memory that is free, and no more than is useful."""
 
-from svc.config import format_size
 from svc.errors import MemoryBudgetError
 from svc.memory.layout import MemoryLayout
 from svc.memory.plan import MemoryPlan
+from svc.sizes import format_size
 
 FREE_SHARE = 0.5  # of the memory free after the weights: the rest is left to the system and to other programs
 KV_SHARE = 0.6  # of that, where both budgets are auto and both are needed

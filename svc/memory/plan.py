@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from svc.config import format_size
 from svc.errors import MemoryBudgetError
 from svc.memory.layout import MemoryLayout
+from svc.sizes import format_size
 
 
 @dataclass(frozen=True, slots=True)

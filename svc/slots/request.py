@@ -28,8 +28,8 @@ class Constraint(Protocol):
     def accept(self, token: int) -> None:
         """The answer's next token. Called in `commit`: it must not raise or take long."""
 
-    def mask(self) -> NDArray[np.uint32]:
-        """The tokens that may come next, as in `Sample.mask`. Called on the compute thread, never while `accept` is."""
+    def mask(self) -> NDArray[np.uint32] | None:
+        """The tokens that may come next, as in `Sample.mask`; None: all. Called on the compute thread, never while `accept` is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from random import Random
 
 import numpy as np
 
@@ -22,6 +23,27 @@ def saying(text: str) -> Script:
     return lambda request: [*text.encode(), *sorted(request.stop_ids)[:1]]
 
 
+def allowed_tokens(request: Request) -> list[int] | None:
+    """What the request's constraint lets come next; None: anything."""
+    words = request.constraint.mask() if request.constraint is not None else None
+    return None if words is None else [i for i in range(32 * len(words)) if words[i // 32] >> np.uint32(i % 32) & np.uint32(1)]
+
+
+def obedient(seed: int, start: str = "") -> Script:
+    """A script: `start`, then random tokens of those that the constraint allows; the end as soon as that may come."""
+
+    def script(request: Request) -> Iterator[int]:
+        random = Random(seed)
+        yield from start.encode()
+        while True:
+            allowed = allowed_tokens(request)
+            assert allowed, "a constraint that allows nothing, or none"
+            ends = request.stop_ids.intersection(allowed)
+            yield min(ends) if ends else random.choice(allowed)
+
+    return script
+
+
 @dataclass(eq=False)
 class FakeSequence:
     """One submitted request, driven by hand (`say`, `end`, `fail`) or by the engine's script."""
@@ -39,6 +61,8 @@ class FakeSequence:
         if token.token in self.request.stop_ids:
             return self.end(FinishReason.STOP)
         self.generated.append(token.token)
+        if self.request.constraint is not None:
+            self.request.constraint.accept(token.token)
         text, ends = self.request.on_token(token.token) if self.request.on_token else (None, False)
         self.stream.push(token._replace(text=text))
         if ends:

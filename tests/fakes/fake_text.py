@@ -13,13 +13,29 @@ CHATML = (
     "{% if tools %}<|im_start|>tools\n{{ tools | length }}<|im_end|>\n{% endif %}"
     "{% for m in messages %}"
     "{% if m.role == 'assistant' and m.content == 'refuse' %}{{ raise_exception('no such answer') }}{% endif %}"
-    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}"
+    '<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
+    "{% endfor %}<|im_end|>\n"
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% if mood is defined %}{{ mood }}{% endif %}"
     "{% if enable_thinking is defined %}think {{ enable_thinking }}{% endif %}"
     "{% if reasoning_effort is defined %}effort {{ reasoning_effort }}{% endif %}{% endif %}"
 )
 
+# Of a model that reasons unless it is told not to.
+REASONING_CHATML = (
+    CHATML.replace(
+        "{{ m.content }}",
+        "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}",
+    )
+    .replace(
+        "{% if mood is defined %}",
+        "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
+        "{% if mood is defined %}",
+    )
+    .replace("{% if enable_thinking is defined %}think {{ enable_thinking }}{% endif %}", "{{ preserve_thinking }}")
+)
 
 CONTROLS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 

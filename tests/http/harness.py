@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import aiohttp
@@ -12,14 +13,19 @@ import structlog
 
 from svc.http.access import ApiKeys
 from svc.http.server import HttpServer
-from svc.http.service import Door, ModelInfo, Service
+from svc.http.service import AnswerSettings, Door, ModelInfo, Service
+from svc.http.text.answer_format import NO_FORMAT, answer_format
 from svc.http.text.chat_template import ChatTemplate
+from svc.http.text.grammar.compiler import GrammarCompiler
 from svc.metrics import Metrics
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_text import VOCAB_SIZE, byte_tokenizer, chatml
 
 TOKENIZER = byte_tokenizer()
 TEMPLATE = chatml(TOKENIZER)
+GRAMMARS = GrammarCompiler(TOKENIZER, VOCAB_SIZE)
+_format_of = cache(answer_format)
+_format_of(TEMPLATE)  # as when a model is loaded, not while a request is served
 MODEL = "tiny/model"
 
 
@@ -85,6 +91,7 @@ async def serving(
     cors_origins: Sequence[str] = (),
     show_prompts: bool = False,
     prefill_assistant: bool = False,
+    answers: AnswerSettings | None = None,
     vocab_size: int = VOCAB_SIZE,
 ) -> AsyncIterator[Harness]:
     """`clock` is the door's, on which the fake engine's last progress is 0. `vocab_size` is the model's, padding included."""
@@ -104,7 +111,8 @@ async def serving(
         metrics.follow(engine.stats)
         service = service_of(engine, metrics, keep_alive_s, strict_name, template)
         model = replace(service.model, vocab_size=vocab_size)
-        settings = {"show_prompts": show_prompts, "prefill_assistant": prefill_assistant, "max_body_bytes": max_body_bytes}
+        settings: dict[str, Any] = {"show_prompts": show_prompts, "prefill_assistant": prefill_assistant}
+        settings |= {"max_body_bytes": max_body_bytes, "answers": answers or AnswerSettings()}
         door.open(replace(service, model=model, **settings))
     try:
         async with aiohttp.ClientSession(url) as client:
@@ -120,11 +128,14 @@ def service_of(
     strict_name: bool = False,
     template: bool | ChatTemplate = True,
 ) -> Service:
+    chosen = (TEMPLATE if template else None) if isinstance(template, bool) else template
     return Service(
         engine=engine,
         tokenizer=TOKENIZER,
-        template=(TEMPLATE if template else None) if isinstance(template, bool) else template,
+        template=chosen,
         model=ModelInfo(MODEL, 1_700_000_000, VOCAB_SIZE, {"n_ctx_train": 4096}, strict_name, "/models/tiny.gguf"),
+        grammars=GRAMMARS,
+        answer_format=_format_of(chosen) if chosen else NO_FORMAT,
         fingerprint="headrace-test",
         metrics=metrics,
         max_body_bytes=2**20,

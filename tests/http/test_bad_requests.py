@@ -14,6 +14,7 @@ from tests.http.harness import Harness, serving
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "hi"}]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
 def _check_shape(body: Any) -> None:
@@ -33,9 +34,12 @@ def _check_shape(body: Any) -> None:
         ("logit_bias", 5), ("logit_bias", [[1, 2]] * 1025), ("logit_bias", {str(i): False for i in range(VOCAB_SIZE)}),
         ("presence_penalty", 101), ("frequency_penalty", -101), ("frequency_penalty", "much"), ("repetition_penalty", 0),
         ("repetition_penalty", -1), ("repeat_penalty", 1000), ("repeat_last_n", -2), ("min_tokens", -1), ("min_tokens", 1.5),
-        ("response_format", {"type": "json_object"}),
+        ("response_format", 5), ("reasoning_format", "x"), ("thinking_budget", 1.5), ("thinking_budget", -2),
+        ("guided_choice", [5]), ("guided_choice", [""]), ("guided_choice", "x"), ("regex", "("), ("json_schema", "{"),
+        ("json_schema", 7),
+        ("grammar", "x"), ("guided_json", {"type": "array", "uniqueItems": True}), ("guided_json", []), ("format", "xml"),
         ("audio", {"voice": "a"}), ("modalities", ["text", "audio"]), ("tool_choice", "required"), ("functions", [{"name": "f"}]),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}), ("grammar", "root ::= x"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}), ("grammar", "root ::= x"), ("tool_choice", "f"),
         ("messages", []), ("messages", "hi"), ("messages", None), ("model", 5), ("chat_template_kwargs", "x"), ("tools", {}),
     ],
 )  # fmt: skip
@@ -71,6 +75,18 @@ async def test_bad_chat_field_is_named(field: str, value: Any) -> None:
         ({"messages": USER, "logit_bias": {".5": 1}}, "logit_bias..5"),
         ({"messages": USER, "logit_bias": [["x" * 1001, 1]]}, "logit_bias[0]"),
         ({"messages": USER, "logit_bias": [[-1, 1]]}, "logit_bias[0]"),
+        ({"messages": USER, "response_format": {"type": "structural_tag"}}, "response_format.type"),
+        ({"messages": USER, "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"messages": USER, "response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
+        ({"messages": USER, "structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+        ({"messages": USER, "structured_outputs": {"json": 5}}, "structured_outputs.json"),
+        ({"messages": USER, "regex": "a", "json_schema": {"type": "object"}}, "regex"),
+        ({"messages": USER, "tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"messages": USER, "tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"messages": USER, "tools": [{"type": "function", "function": "f"}]}, "tools[0].function"),
+        ({"messages": USER, "tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function.name"),
+        ({"messages": USER, "tools": TOOLS, "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
+        ({"messages": USER, "tools": TOOLS, "grammar": 'root ::= "x"'}, "grammar"),
         ({"messages": USER, "repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repeat_penalty"),
         ({"messages": USER, "min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         ({"messages": USER, "stream_options": {"include_usage": 3}}, "stream_options.include_usage"),

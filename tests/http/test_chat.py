@@ -42,6 +42,7 @@ async def test_whole_answer_has_openais_shape() -> None:
             "completion_tokens": 5,
             "total_tokens": len(ids(PROMPT)) + 5,
             "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
 
@@ -341,6 +342,7 @@ async def test_a_final_answer_is_continued_where_the_operator_wants_it() -> None
     user, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
     calling = answer | {"tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]}
     whole = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>assistant\n"
+    called = whole.replace("b<", 'b<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><')
     closed = whole.removesuffix("<|im_start|>assistant\n")
     continued = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb"
     bodies: list[tuple[dict[str, Any], str, str]] = [
@@ -349,7 +351,7 @@ async def test_a_final_answer_is_continued_where_the_operator_wants_it() -> None
         ({"messages": [user, answer], "add_generation_prompt": True}, whole, whole),
         ({"messages": [user, answer], "continue_final_message": False}, whole, whole),
         ({"messages": [user, answer], "continue_final_message": True}, continued, continued),
-        ({"messages": [user, calling]}, whole, whole),
+        ({"messages": [user, calling]}, called, called),
     ]
     for prefill in (False, True):
         async with serving(FakeEngine(saying("x")), prefill_assistant=prefill) as at:

@@ -29,6 +29,7 @@ async def test_whole_answer_has_openais_shape() -> None:
             "completion_tokens": 5,
             "total_tokens": 8,
             "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
 

@@ -9,10 +9,12 @@ import pytest
 from svc.errors import RequestError
 from svc.http.known_fields import KNOWN_FIELDS, PATHS, Route, done_on, refused_on
 from svc.http.schema import ROUTES, decode
+from svc.http.text.chat_template import ChatTemplate
 from svc.slots.request import Request
 from tests.fakes.fake_engine import FakeEngine, saying
+from tests.fakes.fake_text import REASONING_CHATML
 from tests.http.fields_page import PAGE, with_table
-from tests.http.harness import MODEL, Harness, serving
+from tests.http.harness import MODEL, TOKENIZER, Harness, serving
 
 CHAT, TEXT, NATIVE, TEMPLATE = PATHS
 KINDS = {route: kind for kind, route in ROUTES.items()}
@@ -93,9 +95,8 @@ def test_refused_fields_are_named(route: Route) -> None:
         (CHAT, "top_n_sigma", -1), (NATIVE, "top_n_sigma", 0), (CHAT, "dry_multiplier", 0.0), (TEXT, "dynatemp_range", 0),
         (CHAT, "skip_special_tokens", True), (CHAT, "bad_words", []), (CHAT, "banned_strings", []), (CHAT, "length_penalty", 1.0),
         (CHAT, "use_beam_search", False), (CHAT, "truncate_prompt_tokens", None), (CHAT, "include_stop_str_in_output", False),
-        (NATIVE, "lora", []), (CHAT, "prompt_logprobs", None), (CHAT, "parallel_tool_calls", True), (CHAT, "functions", []),
-        (CHAT, "response_format", {"type": "text"}), (CHAT, "modalities", ["text"]), (CHAT, "reasoning_format", "auto"),
-        (TEXT, "tools", []), (NATIVE, "adaptive_target", -0.01), (CHAT, "thinking_budget", -1), (NATIVE, "min_keep", 0),
+        (NATIVE, "lora", []), (CHAT, "prompt_logprobs", None), (CHAT, "functions", []), (CHAT, "modalities", ["text"]),
+        (TEXT, "tools", []), (NATIVE, "adaptive_target", -0.01), (TEXT, "thinking_budget", -1), (NATIVE, "min_keep", 0),
     ],
 )  # fmt: skip
 def test_values_that_ask_for_nothing(route: Route, name: str, value: Any) -> None:
@@ -108,8 +109,8 @@ def test_values_that_ask_for_nothing(route: Route, name: str, value: Any) -> Non
 def test_hostile_values_are_refused_unbuilt(value: str) -> None:
     """A value that is long, deep or out of range is refused like any other."""
     with pytest.raises(RequestError) as error:
-        decode(KINDS[CHAT], b'{"messages": [], "grammar": ' + value.encode() + b"}")
-    assert (error.value.param, len(str(error.value)) < 200) == ("grammar", True)
+        decode(KINDS[CHAT], b'{"messages": [], "audio": ' + value.encode() + b"}")
+    assert (error.value.param, len(str(error.value)) < 200) == ("audio", True)
 
 
 @ROUTE
@@ -140,6 +141,12 @@ EFFECTS: dict[str, Any] = {
     "continue_final_message": ({"messages": [USER, ANSWER]}, True),
     "stream_options": ({"stream": True}, {"include_usage": True}),
     "top_logprobs": ({"logprobs": True}, 3),
+    "response_format": {"type": "json_object"}, "json_schema": {"type": "object"}, "guided_json": {"type": "object"},
+    "structured_outputs": {"json_object": True}, "guided_choice": ["yes", "no"], "format": "json", "grammar": 'root ::= "x"',
+    "grammar_string": 'root ::= "x"', "guided_grammar": 'root ::= "x"', "ebnf": 'root ::= "x"', "regex": "x+", "guided_regex": "x+",
+    "reasoning_format": "none", "include_reasoning": False, "separate_reasoning": False, "thinking_budget": 1,
+    "thinking_budget_tokens": 1, "thinking_token_budget": 1, "reasoning_budget": 1, "reasoning_budget_tokens": 1,
+    "preserve_thinking": True, "parallel_tool_calls": ({"tools": [TOOL]}, False),
 }  # fmt: skip
 ONLY_CHECKED = {(TEXT, "best_of"), (NATIVE, "stream_options")}  # a number that `n` must equal; usage always comes
 
@@ -160,7 +167,8 @@ async def _outcome(at: Harness, route: Route, body: dict[str, Any]) -> Any:
 @ROUTE
 async def test_done_fields_have_an_effect(route: Route) -> None:
     """Each, set to a suitable value, changes the request to the engine or the answer, and the error is not why."""
-    async with serving(FakeEngine(saying("a\nbc"), context_tokens=64), strict_name=True) as at:
+    template = ChatTemplate(REASONING_CHATML, TOKENIZER)
+    async with serving(FakeEngine(saying("a\nbc"), context_tokens=128), strict_name=True, template=template) as at:
         for name in sorted(done_on(route)):
             if (route, name) in ONLY_CHECKED:
                 continue

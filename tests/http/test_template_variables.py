@@ -5,14 +5,16 @@ from typing import Any
 import pytest
 
 from svc.errors import RequestError
-from svc.http.schema import ApplyTemplateIn
+from svc.http.schema import ApplyTemplateIn, ChatIn
 from svc.http.template_variables import template_variables
 
 ON, OFF = {"enable_thinking": True, "thinking": True}, {"enable_thinking": False, "thinking": False}
 
 
 def _variables(**fields: Any) -> dict[str, Any]:
-    return template_variables(ApplyTemplateIn(messages=[], **fields))
+    of_template = template_variables(ApplyTemplateIn(messages=[], **fields))
+    assert template_variables(ChatIn(messages=[], **fields)) == of_template
+    return of_template
 
 
 @pytest.mark.parametrize(
@@ -53,16 +55,25 @@ def test_variables(fields: dict[str, Any], variables: dict[str, Any]) -> None:
         ({"reasoning": {"effort": 5}}, "reasoning.effort"),
         ({"reasoning": {"effort": ["low"]}}, "reasoning.effort"),
         ({"reasoning": {"enabled": "yes"}}, "reasoning.enabled"),
-        ({"reasoning": {"max_tokens": 100}}, "reasoning.max_tokens"),
-        ({"reasoning": {"exclude": True}}, "reasoning.exclude"),
+        ({"reasoning": {"max_tokens": "many"}}, "reasoning.max_tokens"),
+        ({"reasoning": {"max_tokens": True}}, "reasoning.max_tokens"),
         ({"thinking": {"type": "much"}}, "thinking.type"),
         ({"thinking": {"type": ["enabled"]}}, "thinking.type"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": []}}, "thinking.budget_tokens"),
     ],
 )
 def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
-    """Unknown words, and limits of thinking, which nothing here keeps."""
+    """Unknown words, and limits of thinking that are no numbers."""
     with pytest.raises(RequestError) as error:
-        _variables(**fields)
+        template_variables(ChatIn(messages=[], **fields))
     assert error.value.param == param
     assert param in str(error.value)
+
+
+def test_no_budget_is_no_thinking() -> None:
+    """A budget of 0 turns the template's thinking off, unless the request turns it on; the operator's word counts last."""
+    assert template_variables(ChatIn(messages=[], thinking_budget=0)) == OFF
+    assert template_variables(ChatIn(messages=[], thinking_budget=5)) == {}
+    assert template_variables(ChatIn(messages=[], thinking_budget=0, enable_thinking=True)) == ON
+    assert template_variables(ChatIn(messages=[]), default_thinking=False) == OFF
+    assert template_variables(ChatIn(messages=[], thinking=True), default_thinking=False) == ON

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from svc.config import parse_size
 from svc.errors import MemoryBudgetError
 from svc.memory.auto_budget import (
     HOST_SHARE,
@@ -19,6 +18,7 @@ from svc.memory.auto_budget import (
 )
 from svc.memory.layout import MemoryLayout
 from svc.memory.plan import MemoryPlan, plan_memory, with_host_tier
+from svc.sizes import parse_size
 
 MIB = 2**20
 

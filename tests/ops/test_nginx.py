@@ -14,9 +14,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from svc.config import parse_size
 from svc.http.body import AUTO_MAX_BYTES
 from svc.http.sse import DONE, EventStream, event
+from svc.sizes import parse_size
 from tests.ops.nginx import SITE, Nginx, free_port, needs_nginx, site
 from tests.scenarios.server import Server
 

@@ -1,19 +1,19 @@
 """POST /v1/chat/completions."""
 
 import uuid
-from typing import Any
+from collections.abc import Iterator
 
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from svc.errors import RequestError
 from svc.http.answer import Answer, AnswerBuffer, TextDelta
 from svc.http.body import with_body
-from svc.http.fields import blaming
+from svc.http.chat_parts import deltas_of, message_of
+from svc.http.chat_plan import ChatPlan, chat_template, compiled, plan_chat, rendering
 from svc.http.generation import Generation
 from svc.http.logprobs import ChatLogprobs
 from svc.http.middleware import scope_of
-from svc.http.options import GenerationOptions, chat_options
+from svc.http.options import GenerationOptions
 from svc.http.reply import json_response, reply
 from svc.http.schema import (
     ApplyTemplateIn,
@@ -24,38 +24,40 @@ from svc.http.schema import (
     ChatIn,
     ChatOut,
     DeltaOut,
-    JsonObject,
-    MessageOut,
     decode,
 )
 from svc.http.service import DOOR, Service
 from svc.http.sse import DONE, HOLE, EventTemplate, event
-from svc.http.template_variables import template_variables
-from svc.http.text.chat_template import ChatTemplate, PromptTokens
+from svc.http.text.answer_parts import ContentText, Part, ReasoningText
 from svc.http.text.prompt_limit import PromptLimit
+from svc.http.text_threads import TEXT_THREADS
 from svc.http.timings import timings_of
+from svc.http.tool_options import tool_options
 
 
 async def create(request: web.Request) -> web.StreamResponse:
     service = request.app[DOOR].service
-    options, prompt = await with_body(request, _prepare, service)
-    generation = Generation(
-        service, f"chatcmpl-{uuid.uuid4().hex}", [prompt], options, scope_of(request).arrival_s, lambda: _buffer(service, options)
-    )
-    return await reply(request, service, generation, ChatDialect(service, generation))
+    plan = await with_body(request, _plan, service)
+    generation = await start(request, service, plan, f"chatcmpl-{uuid.uuid4().hex}")
+    fields = service.answers.reasoning_fields if plan.show_reasoning else ()
+    return await reply(request, service, generation, ChatDialect(service, generation, fields))
 
 
-def _buffer(service: Service, options: GenerationOptions) -> AnswerBuffer:
-    return AnswerBuffer(ChatLogprobs(service.tokenizer) if options.logprobs else None, options.return_token_ids)
+def _plan(raw: bytearray, service: Service) -> ChatPlan:
+    return plan_chat(decode(ChatIn, raw), service)
 
 
-def _prepare(raw: bytearray, service: Service) -> tuple[GenerationOptions, PromptTokens]:
-    body = decode(ChatIn, raw)
-    service.check_model(body.model)
-    options = chat_options(body, service.vocabulary)
-    limit = PromptLimit(service.engine.context_tokens, "messages")
-    with blaming("messages"):
-        return options, _template(service).encode_chat(body.messages, limit=limit, **_rendering(body, service))
+async def start(request: web.Request, service: Service, plan: ChatPlan, id: str) -> Generation:
+    """The answers to a conversation, not yet asked for."""
+    rules = plan.rules
+    if plan.needs_grammar:
+        rules = await request.app[TEXT_THREADS].run_apart(compiled, plan, service.grammars)
+    options = plan.options
+
+    def new_buffer() -> AnswerBuffer:
+        return AnswerBuffer(ChatLogprobs(service.tokenizer) if options.logprobs else None, options.return_token_ids)
+
+    return Generation(service, id, [plan.prompt], options, scope_of(request).arrival_s, new_buffer, rules)
 
 
 async def apply_template(request: web.Request) -> web.Response:
@@ -67,43 +69,21 @@ async def apply_template(request: web.Request) -> web.Response:
 def _apply_template(raw: bytearray, service: Service) -> web.Response:
     body = decode(ApplyTemplateIn, raw)
     PromptLimit(service.engine.context_tokens, "messages").check(len(body.messages))
-    return json_response(ApplyTemplateOut(_template(service).render(body.messages, **_rendering(body, service))))
-
-
-def _template(service: Service) -> ChatTemplate:
-    if service.template is None:
-        raise RequestError("This model has no chat template; use /v1/completions.", param="messages", code="no_chat_template")
-    return service.template
-
-
-def _rendering(body: ChatIn | ApplyTemplateIn, service: Service) -> dict[str, Any]:
-    """How to apply the template; a template that refuses the conversation is the client's error."""
-    continued = body.continue_final_message
-    if continued is None:
-        implied = service.prefill_assistant and body.add_generation_prompt is None
-        continued = implied and _ends_with_an_answer(body.messages)
-    return {
-        "tools": None if body.tool_choice == "none" else body.tools,
-        "add_generation_prompt": not continued if body.add_generation_prompt is None else body.add_generation_prompt,
-        "continue_final_message": continued,
-        "kwargs": template_variables(body),
-    }
-
-
-def _ends_with_an_answer(messages: list[JsonObject]) -> bool:
-    final = messages[-1] if messages else {}
-    return final.get("role") == "assistant" and not final.get("tool_calls") and not final.get("function_call")
+    tools = tool_options(body.tools, body.tool_choice, parallel=None)
+    return json_response(ApplyTemplateOut(chat_template(service).render(body.messages, **rendering(body, service, tools))))
 
 
 class ChatDialect:
     """Chat answers: whole messages, or chunks of deltas that begin with the role."""
 
-    def __init__(self, service: Service, generation: Generation) -> None:
+    def __init__(self, service: Service, generation: Generation, reasoning_fields: tuple[str, ...]) -> None:
+        """`reasoning_fields`: the fields that carry reasoning; none: it is not told."""
         self._service = service
         self._generation = generation
         self._options: GenerationOptions = generation.options
         self._plain = not (self._options.logprobs or self._options.return_token_ids)  # chunks have text and nothing else
-        self._texts: dict[int, EventTemplate] = {}  # by the answer's index, from its beginning on
+        self._reasoning_fields = reasoning_fields
+        self._texts: dict[tuple[int, type[Part]], EventTemplate] = {}  # by the answer's index and the kind of text
 
     # -- whole ------------------------------------------------------------------------------------------------------------------
     def whole(self) -> ChatOut:
@@ -123,7 +103,7 @@ class ChatDialect:
         delta = answer.buffer.take()
         return ChatChoiceOut(
             index=answer.index,
-            message=MessageOut(delta.content),
+            message=message_of(delta.parts, self._reasoning_fields),
             finish_reason=answer.finish_reason,
             logprobs=delta.logprobs,
             token_ids=self._token_ids(delta),
@@ -133,11 +113,11 @@ class ChatDialect:
     def news(self, answer: Answer) -> bytes:
         index, reason = answer.index, answer.finish_reason
         events = b""
-        if index not in self._texts:
+        if (index, ContentText) not in self._texts:
             events = event(self._opening(answer))
-            self._texts[index] = EventTemplate(self._chunk(ChatChunkChoiceOut(index, DeltaOut(content=HOLE))))
+            self._texts[index, ContentText] = self._template(index, DeltaOut(content=HOLE))
         if answer.buffer.parts or (reason and not self._plain):
-            events += self._text(index, answer.buffer.take())
+            events += self._news(index, answer.buffer.take())
         return events + event(self._end(answer)) if reason else events
 
     def _opening(self, answer: Answer) -> ChatChunkOut:
@@ -145,13 +125,35 @@ class ChatDialect:
         chunk.prompt_token_ids = self._prompt_ids(answer)
         return chunk
 
-    def _text(self, index: int, delta: TextDelta) -> bytes:
-        if self._plain:
-            return self._texts[index].fill(delta.content)
-        choice = ChatChunkChoiceOut(
-            index, DeltaOut(content=delta.content), logprobs=delta.logprobs, token_ids=self._token_ids(delta)
-        )
-        return event(self._chunk(choice))
+    def _template(self, index: int, delta: DeltaOut) -> EventTemplate:
+        return EventTemplate(self._chunk(ChatChunkChoiceOut(index, delta)))
+
+    def _news(self, index: int, delta: TextDelta) -> bytes:
+        if self._plain and len(delta.parts) == 1:
+            part = delta.parts[0]
+            if isinstance(part, ContentText):
+                return self._texts[index, ContentText].fill(part.text)
+            if isinstance(part, ReasoningText) and self._reasoning_fields:
+                return self._reasoning(index).fill(part.text)
+        return b"".join(map(event, self._chunks(index, delta)))
+
+    def _reasoning(self, index: int) -> EventTemplate:
+        key = index, ReasoningText
+        if key not in self._texts:
+            (delta,) = deltas_of([ReasoningText(HOLE)], self._reasoning_fields)
+            self._texts[key] = self._template(index, delta)
+        return self._texts[key]
+
+    def _chunks(self, index: int, delta: TextDelta) -> Iterator[ChatChunkOut]:
+        """The first has what is told of the tokens."""
+        deltas = list(deltas_of(delta.parts, self._reasoning_fields))
+        if not (deltas or self._plain):
+            deltas.append(DeltaOut(content=""))
+        for n, each in enumerate(deltas):
+            choice = ChatChunkChoiceOut(index, each)
+            if n == 0:
+                choice.logprobs, choice.token_ids = delta.logprobs, self._token_ids(delta)
+            yield self._chunk(choice)
 
     def _end(self, answer: Answer) -> ChatChunkOut:
         chunk = self._chunk(ChatChunkChoiceOut(answer.index, DeltaOut(), finish_reason=answer.finish_reason))

@@ -7,8 +7,10 @@ from msgspec import UNSET, UnsetType
 
 from svc.errors import RequestError
 from svc.http.answer import Answer, AnswerBuffer
+from svc.http.answer_rules import FREE, held_to
 from svc.http.body import with_body
 from svc.http.generation import Generation
+from svc.http.grammar_fields import AnswerGrammar, answer_grammar
 from svc.http.logprobs import CompletionLogprobs
 from svc.http.middleware import scope_of
 from svc.http.options import GenerationOptions, completion_options
@@ -18,15 +20,16 @@ from svc.http.schema import CompletionChoiceOut, CompletionIn, CompletionOut, de
 from svc.http.service import DOOR, Service
 from svc.http.sse import DONE, HOLE, EventTemplate, event
 from svc.http.text.chat_template import PromptTokens
+from svc.http.text_threads import TEXT_THREADS
 from svc.http.timings import timings_of
 
 
 async def create(request: web.Request) -> web.StreamResponse:
     service = request.app[DOOR].service
-    options, prompts, echo = await with_body(request, _prepare, service)
-    generation = Generation(
-        service, f"cmpl-{uuid.uuid4().hex}", prompts, options, scope_of(request).arrival_s, lambda: _buffer(service, options)
-    )
+    options, prompts, echo, grammar = await with_body(request, _prepare, service)
+    rules = await request.app[TEXT_THREADS].run_apart(held_to, grammar, service.grammars) if grammar else FREE
+    id, arrival_s = f"cmpl-{uuid.uuid4().hex}", scope_of(request).arrival_s
+    generation = Generation(service, id, prompts, options, arrival_s, lambda: _buffer(service, options), rules)
     return await reply(request, service, generation, CompletionDialect(service, generation, echo=echo))
 
 
@@ -34,12 +37,12 @@ def _buffer(service: Service, options: GenerationOptions) -> AnswerBuffer:
     return AnswerBuffer(CompletionLogprobs(service.tokenizer) if options.logprobs else None, options.return_token_ids)
 
 
-def _prepare(raw: bytearray, service: Service) -> tuple[GenerationOptions, list[PromptTokens], bool]:
+def _prepare(raw: bytearray, service: Service) -> tuple[GenerationOptions, list[PromptTokens], bool, AnswerGrammar | None]:
     body = decode(CompletionIn, raw)
     service.check_model(body.model)
     options = completion_options(body, service.vocabulary)
     prompts = encode_prompts(_split(body.prompt), service.vocabulary, service.engine.context_tokens)
-    return options, prompts, bool(body.echo)
+    return options, prompts, bool(body.echo), answer_grammar(body)
 
 
 def _split(prompt: str | list[str | int | list[int]]) -> list[NamedPrompt]:

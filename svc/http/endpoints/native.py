@@ -10,9 +10,11 @@ from msgspec import UNSET, Raw
 
 from svc.errors import RequestError
 from svc.http.answer import Answer, AnswerBuffer, TextDelta
+from svc.http.answer_rules import FREE, held_to
 from svc.http.body import with_body
 from svc.http.fields import response_fields, shown
 from svc.http.generation import Generation
+from svc.http.grammar_fields import answer_grammar
 from svc.http.logprobs import NativeProbabilities
 from svc.http.middleware import scope_of
 from svc.http.native_schema import NativeChunkOut, NativeOut, SettingsOut
@@ -23,6 +25,7 @@ from svc.http.schema import JsonObject, NativeIn, decode
 from svc.http.service import DOOR, Service
 from svc.http.sse import event
 from svc.http.text.chat_template import PromptTokens
+from svc.http.text_threads import TEXT_THREADS
 from svc.http.timings import timings_of
 
 NO_SLOT = -1  # which slot an answer gets is the scheduler's business, and may change on the way
@@ -36,7 +39,10 @@ async def create(request: web.Request) -> web.StreamResponse:
     def new_buffer() -> AnswerBuffer:
         return AnswerBuffer(NativeProbabilities(service.tokenizer) if options.logprobs else None, keep_ids)
 
-    generation = Generation(service, f"completion-{uuid.uuid4().hex}", prompts, options, scope_of(request).arrival_s, new_buffer)
+    grammar = answer_grammar(body)
+    rules = await request.app[TEXT_THREADS].run_apart(held_to, grammar, service.grammars) if grammar else FREE
+    id, arrival_s = f"completion-{uuid.uuid4().hex}", scope_of(request).arrival_s
+    generation = Generation(service, id, prompts, options, arrival_s, new_buffer, rules)
     return await reply(request, service, generation, NativeDialect(service, generation, body))
 
 

@@ -11,6 +11,7 @@ from svc.http.text.answer_parser import AnswerParser
 from svc.http.text.answer_parts import CallArguments, CallEnd, CallStart, ContentText
 from svc.http.text.chat_template import ChatTemplate
 from svc.http.text.reasoning import ReasoningTags
+from svc.http.text.tokenizer import CONTROL_SHAPE
 from svc.http.text.tool_calls.call_format import FUNCTION_TAG, Body, CallFormat
 from svc.http.text.tool_calls.offered_tools import OfferedTools
 
@@ -36,6 +37,18 @@ class AnswerFormat:
 
     reasoning: ReasoningTags | None
     calls: CallFormat | None
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """The tags that answers have in them, tokens of their own in most vocabularies."""
+        texts = [self.reasoning.open, self.reasoning.close] if self.reasoning else []
+        if self.calls:
+            form = self.calls
+            texts += [form.open, form.between, form.close, form.separator, form.first, form.last]
+        return frozenset(tag for text in texts for tag in CONTROL_SHAPE.findall(text))
+
+
+NO_FORMAT = AnswerFormat(None, None)
 
 
 def answer_format(template: ChatTemplate) -> AnswerFormat:

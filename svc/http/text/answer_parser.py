@@ -50,6 +50,11 @@ class AnswerParser:
         """Calls begun, those left out included."""
         return self._writer.num_calls
 
+    @property
+    def has_all_calls(self) -> bool:
+        """Whether the last of `max_calls` has ended."""
+        return self._writer.has_all_calls
+
     def push(self, text: str) -> list[Part]:
         """What `text` makes certain."""
         if text:

@@ -91,6 +91,7 @@ class PartWriter:
         self._has_content = False
         self._behind_call = False
         self.num_calls = 0
+        self.has_all_calls = False  # the last of `max_calls` has ended
 
     def take(self) -> list[Part]:
         """What is new, neighbours of one kind joined."""
@@ -134,6 +135,7 @@ class PartWriter:
             self._parts.append(CallArguments(self.num_calls - 1, text))
 
     def end_call(self, *, complete: bool) -> None:
+        self.has_all_calls = self.num_calls == self._max_calls
         if self._wanted:
             self._parts.append(CallEnd(self.num_calls - 1, complete))
 

@@ -4,7 +4,7 @@ A token passes the detokenizer, the stop strings, and a parser where the answer 
 text back; none of them sees text that an earlier one still holds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Protocol
 
 from svc.http.text.answer_parts import ContentText, Part
@@ -15,6 +15,16 @@ from svc.http.text.tokenizer import Tokenizer
 
 class TextParser(Protocol):
     """Divides one answer's text into parts. It decides on the text alone, never on where a piece of it ends."""
+
+    in_reasoning: bool
+
+    @property
+    def num_calls(self) -> int:
+        """Tool calls begun."""
+
+    @property
+    def has_all_calls(self) -> bool:
+        """Whether the last call that the answer may have has ended."""
 
     def push(self, text: str) -> Sequence[Part]:
         """Takes the next text; gives the parts that are certain now."""
@@ -34,15 +44,18 @@ class AnswerText:
         min_tokens: int = 0,
         show_control: bool = False,
         parser: TextParser | None = None,
+        shown: Container[int] = (),
     ) -> None:
         """A stop string counts only where all of it lies behind the first `min_tokens` tokens.
 
-        It may spell control tokens, which have no text in the answer unless `show_control`. Without a `parser` all is content.
+        It may spell control tokens, which have no text in the answer unless `show_control`, or if they are `shown`: the tags that
+        the parser looks for. Without a `parser` all is content.
         """
-        self._detokenizer = Detokenizer(tokenizer, show_control=show_control)
+        self._detokenizer = Detokenizer(tokenizer, show_control=show_control, shown=shown)
         self._checker = StopChecker(stop) if stop is not None else None
         self._spellings = {} if show_control else tokenizer.control_spellings
         self.has_new_line = False  # in the text that came out
+        self.reasoning_tokens = 0  # those in which the answer was reasoning, its tags included
         self._unchecked_tokens = min_tokens
         self._parser = parser
 
@@ -51,8 +64,27 @@ class AnswerText:
         """The stop string that ended the answer: its text is complete, nothing more comes out."""
         return self._checker.hit if self._checker else None
 
+    @property
+    def num_calls(self) -> int:
+        """Tool calls that it has, the one under way included."""
+        return self._parser.num_calls if self._parser else 0
+
+    @property
+    def has_all_calls(self) -> bool:
+        """Whether it has as many tool calls as it may have: what follows would be left out."""
+        return self._parser is not None and self._parser.has_all_calls
+
     def push(self, token_id: int) -> Sequence[Part]:
         """Takes the next token."""
+        parser = self._parser
+        if parser is None:
+            return self._push(token_id)
+        was_reasoning = parser.in_reasoning
+        parts = self._push(token_id)
+        self.reasoning_tokens += was_reasoning or parser.in_reasoning
+        return parts
+
+    def _push(self, token_id: int) -> Sequence[Part]:
         text = self._detokenizer.push(token_id)
         if self._checker is None:
             return self._parts(text)

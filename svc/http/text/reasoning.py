@@ -16,26 +16,23 @@ class ReasoningTags:
         return prompt.rfind(self.open) > prompt.rfind(self.close)
 
 
-class ReasoningField(Enum):
-    """The names of the field of a message that carries reasoning: servers disagree, and clients with them."""
+class ReasoningFormat(Enum):
+    """What becomes of an answer's reasoning."""
 
-    REASONING_CONTENT = ("reasoning_content",)
-    REASONING = ("reasoning",)
-    BOTH = ("reasoning_content", "reasoning")
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningFormat:
-    """What becomes of reasoning: `parted` from the content or left in it, tags and all; `kept`: both."""
-
-    parted: bool
-    kept: bool = False
+    PARTED = "parted"  # it has fields of its own
+    IN_CONTENT = "in content"  # it stays there, tags and all
 
 
 # llama-server's names.
 REASONING_FORMATS = {
-    "none": ReasoningFormat(parted=False, kept=True),
-    "deepseek": ReasoningFormat(parted=True),
-    "deepseek-legacy": ReasoningFormat(parted=True, kept=True),
-    "auto": ReasoningFormat(parted=True),
+    "auto": ReasoningFormat.PARTED,
+    "deepseek": ReasoningFormat.PARTED,
+    "none": ReasoningFormat.IN_CONTENT,
+}
+
+# The fields of a message that carry reasoning, by the setting's value: servers disagree on the name, and clients with them.
+REASONING_FIELDS = {
+    "both": ("reasoning_content", "reasoning"),
+    "reasoning_content": ("reasoning_content",),
+    "reasoning": ("reasoning",),
 }

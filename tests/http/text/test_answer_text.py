@@ -107,6 +107,10 @@ def test_a_control_token_inside_a_character_does_not_break_it(tokenizer: Tokeniz
 class _Upper:
     """Holds back the last character."""
 
+    in_reasoning = False
+    num_calls = 0
+    has_all_calls = False
+
     def __init__(self) -> None:
         self._held = ""
 

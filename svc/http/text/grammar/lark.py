@@ -36,14 +36,20 @@ Trail: TypeAlias = "tuple[Trail, str | int] | None"
 def as_lark(spec: GrammarSpec) -> str:
     """RequestError if it is no grammar of its notation."""
     match spec.notation:
-        case Notation.JSON_SCHEMA:
-            return FREE_TOKENS + "start: " + json_rule(json.loads(spec.text))
-        case Notation.REGEX:
-            return FREE_TOKENS + f"start: /{regex_to_lark(spec.text, '')}/"
+        case Notation.JSON_SCHEMA | Notation.REGEX:
+            return FREE_TOKENS + "start: " + lark_rule(spec)
         case Notation.GBNF:
             return FREE_TOKENS + gbnf_to_lark(spec.text)
         case Notation.LARK:
             return FREE_TOKENS + _OWN_OPTIONS.sub("", spec.text)
+
+
+def lark_rule(spec: GrammarSpec) -> str:
+    """A schema or a regular expression, to be used in a rule."""
+    if spec.notation is Notation.JSON_SCHEMA:
+        return json_rule(json.loads(spec.text))
+    assert spec.notation is Notation.REGEX
+    return f"/{regex_to_lark(spec.text, '')}/"
 
 
 def json_rule(schema: Mapping[str, Any], *, lenient: bool = False) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from svc.errors import RequestError
 from svc.http.text.grammar.compiler import CompiledGrammar, GrammarCompiler
-from svc.http.text.grammar.lark import json_rule, literal
+from svc.http.text.grammar.lark import json_rule, lark_rule, literal
 from svc.http.text.grammar.spec import ANY_OBJECT, GrammarSpec, Notation
 from svc.http.text.tool_calls.argument_types import argument_type
 from svc.http.text.tool_calls.call_format import Body, CallFormat
@@ -26,13 +26,22 @@ class CallableTool:
 
 
 def compile_calls(
-    compiler: GrammarCompiler, form: CallFormat, tools: Sequence[CallableTool], *, parallel: bool, required: bool
+    compiler: GrammarCompiler,
+    form: CallFormat,
+    tools: Sequence[CallableTool],
+    *,
+    parallel: bool,
+    required: bool,
+    otherwise: GrammarSpec | None = None,
 ) -> CompiledGrammar:
     """For answers that are calls of `tools` and nothing else, or (not `required`) text in which every call is right.
 
+    `otherwise`: what an answer without calls must be, a schema or a regular expression; then it is one of the two.
     RequestError names a strict tool whose schema cannot be enforced.
     """
-    lines = [*_frame(form, len(tools), parallel, required)]
+    if otherwise:
+        compiler.check(otherwise)  # what is wrong with it is said without the tools
+    lines = [*_frame(form, len(tools), parallel, required, otherwise)]
     opening = form.open if required else form.open.removeprefix(form.open_tag)
     for number, tool in enumerate(tools):
         lines.append(f"call{number}: {literal(opening + tool.name + form.between)} arguments{number} {literal(form.close)}")
@@ -40,11 +49,14 @@ def compile_calls(
     return compiler.compile(GrammarSpec(Notation.LARK, "\n".join(lines)))
 
 
-def _frame(form: CallFormat, num_tools: int, parallel: bool, required: bool) -> Iterator[str]:
+def _frame(form: CallFormat, num_tools: int, parallel: bool, required: bool, otherwise: GrammarSpec | None) -> Iterator[str]:
     yield f"call: {' | '.join(f'call{number}' for number in range(num_tools))}"
     if required:
         more = f"({literal(form.separator)} call)*" if parallel else ""
-        yield f"start: {literal(form.first)} call {more} {literal(form.last)}"
+        yield f"start: calls{' | answer' if otherwise else ''}"
+        yield f"calls: {literal(form.first)} call {more} {literal(form.last)}"
+        if otherwise:
+            yield f"answer: {lark_rule(otherwise)}"
     else:
         yield f"start: (announced call){'*' if parallel else '?'} TEXT"
         yield f"announced[lazy]: /(?s:.*)/ {literal(form.open_tag)}"

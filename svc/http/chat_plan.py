@@ -1,0 +1,156 @@
+"""What a conversation asks for, checked and rendered: the same for every dialect that carries conversations."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from svc.errors import RequestError
+from svc.http.answer_rules import AnswerRules
+from svc.http.fields import blaming, integer, naming, shown
+from svc.http.grammar_fields import AnswerGrammar, answer_grammar
+from svc.http.options import GenerationOptions, chat_options
+from svc.http.schema import ApplyTemplateIn, ChatIn, JsonObject
+from svc.http.service import Service
+from svc.http.template_variables import template_variables, thinking_budget
+from svc.http.text.answer_format import AnswerFormat
+from svc.http.text.chat_template import ChatTemplate, PromptTokens
+from svc.http.text.grammar.compiler import CompiledGrammar, GrammarCompiler
+from svc.http.text.grammar.spec import Notation
+from svc.http.text.grammar.tool_grammar import compile_calls
+from svc.http.text.prompt_limit import PromptLimit
+from svc.http.text.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningTags
+from svc.http.text.tokenizer import Tokenizer
+from svc.http.text.tool_calls.offered_tools import OfferedTools
+from svc.http.tool_options import ToolOptions, tool_options
+
+UNBOUNDED_TAIL_TOKENS = 256  # of a prompt whose messages cannot be told apart: what is looked at for open reasoning
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """A conversation ready to be answered, but for the grammar, which takes longer (`compiled`)."""
+
+    options: GenerationOptions
+    prompt: PromptTokens
+    rules: AnswerRules
+    show_reasoning: bool
+    tools: ToolOptions
+    grammar: AnswerGrammar | None
+
+    @property
+    def needs_grammar(self) -> bool:
+        return self.grammar is not None or self.tools.required or self.tools.has_strict
+
+
+def plan_chat(body: ChatIn, service: Service) -> ChatPlan:
+    """RequestError names the field at fault."""
+    service.check_model(body.model)
+    options = chat_options(body, service.vocabulary)
+    tools = tool_options(body.tools, body.tool_choice, body.parallel_tool_calls)
+    grammar = answer_grammar(body)
+    _check_combination(body, tools, grammar)
+    form = service.answer_format
+    if tools.offered and form.calls is None:
+        message = "The chat template of this model has no form for tool calls, so it cannot be offered tools."
+        raise RequestError(message, param="tools", code="unsupported_parameter")
+    limit = PromptLimit(service.engine.context_tokens, "messages")
+    with blaming("messages"):
+        prompt = chat_template(service).encode_chat(body.messages, limit=limit, **rendering(body, service, tools))
+    parted = _reasoning_format(body, service) is ReasoningFormat.PARTED
+    tags, inside = _reasoning(prompt, form.reasoning, service.tokenizer)
+    rules = AnswerRules(
+        format=AnswerFormat(form.reasoning if parted else None, form.calls if tools.offered else None),
+        tools=OfferedTools(tools.offered),
+        max_calls=1 if tools.offered and not tools.parallel else None,
+        tags=tags,
+        inside=inside,
+        thinking_budget=_budget(body, service),
+    )
+    shown_reasoning = body.include_reasoning is not False and not (body.reasoning or {}).get("exclude")
+    return ChatPlan(options, prompt, rules, shown_reasoning, tools, grammar)
+
+
+def compiled(plan: ChatPlan, compiler: GrammarCompiler) -> AnswerRules:
+    """The rules with their grammar. Takes milliseconds; RequestError for one that cannot be enforced."""
+    with naming(plan.grammar.param if plan.grammar else "tools"):
+        return replace(plan.rules, grammar=_compiled(plan, compiler))
+
+
+def _compiled(plan: ChatPlan, compiler: GrammarCompiler) -> CompiledGrammar | None:
+    tools, answer = plan.tools, plan.grammar
+    form = plan.rules.format.calls
+    if form is None:
+        return compiler.compile(answer.spec) if answer else None
+    if not (form.open_tag or tools.required or answer):
+        return None  # nothing announces a strict tool's call, so free text and calls cannot be told apart
+    return compile_calls(
+        compiler,
+        form,
+        tools.callable,
+        parallel=tools.parallel,
+        required=tools.required or answer is not None,
+        otherwise=answer.spec if answer and not tools.required else None,
+    )
+
+
+def _check_combination(body: ChatIn, tools: ToolOptions, grammar: AnswerGrammar | None) -> None:
+    if grammar and tools.offered and not tools.required and grammar.spec.notation not in (Notation.JSON_SCHEMA, Notation.REGEX):
+        raise RequestError(f"{grammar.param} cannot be combined with tools.", param=grammar.param)
+
+
+# -- prompt ---------------------------------------------------------------------------------------------------------------------
+def chat_template(service: Service) -> ChatTemplate:
+    if service.template is None:
+        raise RequestError("This model has no chat template; use /v1/completions.", param="messages", code="no_chat_template")
+    return service.template
+
+
+def rendering(body: ChatIn | ApplyTemplateIn, service: Service, tools: ToolOptions) -> dict[str, Any]:
+    """How to apply the template; a template that refuses the conversation is the client's error."""
+    continued = body.continue_final_message
+    if continued is None:
+        implied = service.prefill_assistant and body.add_generation_prompt is None
+        continued = implied and _ends_with_an_answer(body.messages)
+    return {
+        "tools": list(tools.offered) or None,
+        "add_generation_prompt": not continued if body.add_generation_prompt is None else body.add_generation_prompt,
+        "continue_final_message": continued,
+        "kwargs": template_variables(body, service.answers.enable_thinking),
+    }
+
+
+def _ends_with_an_answer(messages: list[JsonObject]) -> bool:
+    final = messages[-1] if messages else {}
+    return final.get("role") == "assistant" and not final.get("tool_calls") and not final.get("function_call")
+
+
+# -- reasoning ------------------------------------------------------------------------------------------------------------------
+def _reasoning(prompt: PromptTokens, tags: ReasoningTags | None, tokenizer: Tokenizer) -> tuple[ReasoningTags | None, bool]:
+    """(the tags that the answer may reason in, whether it begins inside them). A prompt that has closed them leaves none."""
+    if tags is None:
+        return None, False
+    last = prompt.boundaries[-1].position if prompt.boundaries else -UNBOUNDED_TAIL_TOKENS
+    tail = tokenizer.decode_known(prompt.ids[last:])
+    if tags.left_open_by(tail):
+        return tags, True
+    return (None if tags.close in tail else tags), False
+
+
+def _reasoning_format(body: ChatIn, service: Service) -> ReasoningFormat:
+    if body.separate_reasoning is False:
+        return ReasoningFormat.IN_CONTENT
+    name = body.reasoning_format
+    if name is None:
+        return service.answers.reasoning_format
+    if name not in REASONING_FORMATS:
+        message = f"reasoning_format must be one of {', '.join(REASONING_FORMATS)}, not {shown(name)}."
+        raise RequestError(message, param="reasoning_format")
+    return REASONING_FORMATS[name]
+
+
+def _budget(body: ChatIn, service: Service) -> int | None:
+    """Tokens that the answer may reason; None: no limit."""
+    name, value = thinking_budget(body)
+    if value is None:
+        return service.answers.thinking_budget
+    budget = integer(name, value, -1, -1, 2**31 - 1)
+    return None if budget < 0 else budget
