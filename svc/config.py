@@ -66,9 +66,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = "auto"
     reasoning_format: Annotated[
         Literal["auto", "deepseek", "none"],
-        Meta(
-            description="where chat answers have reasoning; auto, deepseek: in fields of its own; none: in the content with tags"
-        ),
+        Meta(description="where chat answers have reasoning; auto, deepseek: in fields of its own; none: in the content with tags"),
     ] = "auto"
     reasoning_fields: Annotated[
         Literal["both", "reasoning_content", "reasoning"],
