@@ -12,10 +12,9 @@ import numpy as np
 
 from svc.compute.backend import NO_TOKEN, PENDING, Chunk, Completed, Sample, Sampled, StepBatch, StepRefusedError, StepResult
 from svc.compute.sampling.params import SamplingParams
-from svc.compute.tier_moves import places_moved, places_written
 from svc.memory.plan import MemoryPlan
 from svc.memory.tiers import Move
-from tests.fakes.moves import make_move
+from tests.fakes.token_slabs import TokenSlabs, place_on_device
 
 VOCABULARY = 997
 SKIPPED = -7  # what a sample of a skipped row gives: nothing that anybody may look at
@@ -51,11 +50,7 @@ class FakeBackend:
         self.plan = plan
         self.max_step_tokens = max_step_tokens
         self.step_s = step_s
-        self.pages: list[list[int | None]] = [[None] * plan.layout.page_tokens for _ in range(plan.num_pages)]
-        self.rows: list[tuple[int, ...] | None] = [None] * plan.num_rows
-        self.snapshots: list[tuple[int, ...] | None] = [None] * plan.num_snapshots
-        self.host_pages: list[list[int | None]] = [[None] * plan.layout.page_tokens for _ in range(plan.num_host_pages)]
-        self.host_snapshots: list[tuple[int, ...] | None] = [None] * plan.num_host_snapshots
+        self._slabs = TokenSlabs(plan, self._before_write)  # a row of a page holds its token
         self.moves_lag = moves_lag
         self._moves: list[tuple[int, Move]] = []  # not made yet, with the number of the step that asked for them
         self._moves_over = 0
@@ -126,17 +121,12 @@ class FakeBackend:
         self.batches.append(batch)
         assert batch.num_tokens <= self.max_step_tokens, f"{batch.num_tokens} tokens in one step"
         self._move(batch)
-        for copy in batch.copies:
-            assert copy.source != copy.target
-            self.pages[copy.target] = list(self.pages[copy.source])
-        for save in batch.saves:
-            assert self.rows[save.row] is not None, f"row {save.row} saved while empty"
-            self.snapshots[save.snapshot_id] = self.rows[save.row]
-        for row in batch.zero_rows:
-            self.rows[row] = ()
-        for restore in batch.restores:
-            assert self.snapshots[restore.snapshot_id] is not None
-            self.rows[restore.row] = self.snapshots[restore.snapshot_id]
+        self._slabs.prepare(
+            [(copy.source, copy.target) for copy in batch.copies],
+            [(save.row, save.snapshot_id) for save in batch.saves],
+            batch.zero_rows,
+            [(restore.row, restore.snapshot_id) for restore in batch.restores],
+        )
         self._forward(batch)
         self._make_moves(0 if batch.await_moves else self.moves_lag)
         return [self._sample(sample) for sample in batch.samples]
@@ -145,19 +135,21 @@ class FakeBackend:
         pass
 
     def _move(self, batch: StepBatch) -> None:
-        """Queues the step's moves; makes those that the step would otherwise write under."""
+        """Queues the step's moves."""
         if not self._moves:
             self._moves_over = batch.moves_before
         self._moves += [(len(self.batches), move) for move in batch.moves]
-        written = places_written(batch, self.plan.layout.page_tokens)
-        if places_moved([move for _, move in self._moves]).meet(written):
+
+    def _before_write(self, slab: str, place: int) -> None:
+        """No step may write a place that a move still uses: then all are made first."""
+        if any(place_on_device(move) == (slab, place) for _, move in self._moves):
             self._make_moves(0)
 
     def _make_moves(self, lag: int) -> None:
         while self._moves and self._moves[0][0] + lag <= len(self.batches):
             _, move = self._moves.pop(0)
             self._moves_over += 1
-            make_move(self, move)
+            self._slabs.move(move)
 
     def poison(self, prefix: Sequence[int]) -> None:
         """The next step that evaluates the last token of `prefix` goes wrong: everything computed from that state is not finite."""
@@ -167,11 +159,11 @@ class FakeBackend:
         rows = [chunk.row for chunk in batch.chunks]
         assert len(set(rows)) == len(rows), "a row twice in one step"
         written: set[tuple[int, int]] = set()
-        size = self.plan.layout.page_tokens
+        slabs, size = self._slabs, self.plan.layout.page_tokens
         for index, chunk in enumerate(batch.chunks):
-            state = self.rows[chunk.row]
+            state = slabs.rows[chunk.row]
             assert state is not None, f"row {chunk.row} was never started"
-            known = tuple(self.pages[chunk.pages[p // size]][p % size] for p in range(chunk.start))
+            known = tuple(slabs.read(chunk.pages, chunk.start))
             if not self.plan.layout.hybrid:
                 state = tuple(-1 if token is None else token for token in known)  # no recurrent state: the pages are all
             assert len(state) == chunk.start, f"row {chunk.row} stands elsewhere than {chunk.start}"
@@ -181,21 +173,20 @@ class FakeBackend:
                 place = (int(chunk.pages[position // size]), position % size)
                 assert place not in written, f"two sequences write page {place}"
                 written.add(place)
-                self.pages[place[0]][place[1]] = token
                 if (*state, token) == self._poison:
                     self._poison = None
-                    self.pages[place[0]][place[1]] = token = token + POISONED
+                    token += POISONED
+                slabs.write(chunk.pages, position, token)
                 state = (*state, token)
                 for capture in batch.captures:
                     if capture.chunk == index and capture.position == position + 1:
-                        self.snapshots[capture.snapshot_id] = state
-            self.rows[chunk.row] = state
+                        slabs.set_snapshot(capture.snapshot_id, state)
+            slabs.set_row(chunk.row, state)
         for chunk in batch.chunks:  # nobody's rows were overwritten by a neighbour
-            state = self.rows[chunk.row]
-            assert [self.pages[chunk.pages[p // size]][p % size] for p in range(chunk.end)] == list(state or ())
+            assert slabs.read(chunk.pages, chunk.end) == list(slabs.rows[chunk.row] or ())
 
     def _sample(self, sample: Sample) -> Sampled:
-        state = self.rows[sample.row]
+        state = self._slabs.rows[sample.row]
         assert state is not None, f"row {sample.row} was never started"
         assert len(state) == sample.position or not self.plan.layout.hybrid
         if sample.history is not None:

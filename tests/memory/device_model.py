@@ -17,7 +17,7 @@ from svc.memory.placement import WantedKind
 from svc.memory.plan import MemoryPlan
 from svc.memory.sequence_cache import SequenceCache
 from svc.memory.tokens import TokenArray
-from tests.fakes.moves import make_move
+from tests.fakes.token_slabs import TokenSlabs
 
 Prefix = tuple[int, ...]
 
@@ -74,17 +74,12 @@ class Chunk:
     start: int
 
 
-class Device:
-    """The slabs of a plan, and the steps under way."""
+class Device(TokenSlabs):
+    """The slabs of a plan, whose pages hold in each row all tokens up to its own, and the steps under way."""
 
     def __init__(self, plan: MemoryPlan) -> None:
+        super().__init__(plan)
         self.hybrid = plan.layout.hybrid
-        self.page_tokens = plan.layout.page_tokens
-        self.pages: list[list[Prefix | None]] = [[None] * self.page_tokens for _ in range(plan.num_pages)]
-        self.rows: list[Prefix | None] = [None] * plan.num_rows
-        self.snapshots: list[Prefix | None] = [None] * plan.num_snapshots
-        self.host_pages: list[list[Prefix | None]] = [[None] * self.page_tokens for _ in range(plan.num_host_pages)]
-        self.host_snapshots: list[Prefix | None] = [None] * plan.num_host_snapshots
         self.num_moves = 0  # done
         self._queue: deque[Callable[[], None]] = deque()
 
@@ -116,16 +111,9 @@ class Device:
                 f"{self.num_moves} moves done before a step that follows {step.moves_before}"
             )
             for move in step.moves:
-                make_move(self, move)
+                self.move(move)
             self.num_moves += len(step.moves)
-            for source, target in step.copies:
-                self.pages[target] = list(self.pages[source])
-            for row, place in saves:
-                self.snapshots[place] = self.rows[row]
-            for row in step.zero_rows:
-                self.rows[row] = ()
-            for row, place in step.restores:
-                self.rows[row] = self.snapshots[place]
+            self.prepare(step.copies, saves, step.zero_rows, step.restores)
             for forward in forwards:
                 self._forward(*forward)
             if then is not None:
@@ -148,18 +136,16 @@ class Device:
             assert self.rows[row] == tokens[:start], f"row {row} holds {self.rows[row]}, not the state after {tokens[:start]}"
         self.expect_known(pages, tokens[:start])
         for position in range(start, len(tokens)):
-            self.pages[pages[position // self.page_tokens]][position % self.page_tokens] = tokens[: position + 1]
+            self.write(pages, position, tokens[: position + 1])
             if position + 1 in captures:
-                self.snapshots[captures[position + 1]] = tokens[: position + 1]
-        self.rows[row] = tokens
+                self.set_snapshot(captures[position + 1], tokens[: position + 1])
+        self.set_row(row, tokens)
 
     # -- what must hold -------------------------------------------------------------------------------------------------------
     def expect_known(self, pages: Sequence[int], tokens: Prefix) -> None:
         """All rows of `tokens` are in `pages`."""
-        for position in range(len(tokens)):
-            page, offset = pages[position // self.page_tokens], position % self.page_tokens
-            found = self.pages[page][offset]
-            assert found == tokens[: position + 1], f"row {offset} of page {page} holds {found}, not {tokens[: position + 1]}"
+        for position, found in enumerate(self.read(pages, len(tokens))):
+            assert found == tokens[: position + 1], f"position {position} holds {found}, not {tokens[: position + 1]}"
 
 
 class Run:

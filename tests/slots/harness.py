@@ -68,8 +68,6 @@ class Driver:
     engine. Otherwise each is planned once the one before has been committed.
     """
 
-    ahead = True  # where a test says nothing
-
     def __init__(
         self,
         backend: Backend,
@@ -77,7 +75,7 @@ class Driver:
         context: int = 2048,
         max_queue: int = 2000,
         capture_every: int = 0,
-        ahead: bool | None = None,
+        ahead: bool = True,
     ) -> None:
         self.plan = backend.plan
         self.cache = SequenceCache(self.plan)
@@ -87,7 +85,7 @@ class Driver:
             budget=ChunkBudget(backend.max_step_tokens, max_step_s=10.0),
             max_queue=max_queue,
             capture_every_tokens=capture_every,
-            plan_ahead=self.ahead if ahead is None else ahead,
+            plan_ahead=ahead,
         )
         self.num_ahead = 0  # steps that were submitted while another was under way
         self._under_way: deque[tuple[StepPlan, Submitted | RuntimeError]] = deque()

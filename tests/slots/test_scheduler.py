@@ -1,7 +1,9 @@
 """Scheduling as tables: who is evaluated when, what is reused, what each end leaves behind. The fake device checks every row."""
 
+import functools
 import itertools
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -12,11 +14,13 @@ from svc.slots.events import FinishReason, TokenEvent, TokenText
 from tests.fakes.fake_backend import expected_answer
 from tests.slots.harness import Harness
 
+Make = Callable[..., Harness]
 
-@pytest.fixture(autouse=True, params=[True, False], ids=["ahead", "in turn"])
-def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything here holds whether or not steps are planned while another runs."""
-    monkeypatch.setattr(Harness, "ahead", request.param)
+
+@pytest.fixture(params=[True, False], ids=["ahead", "in turn"])
+def make(request: pytest.FixtureRequest) -> Make:
+    """A harness. Everything here holds whether or not steps are planned while another runs."""
+    return functools.partial(Harness, ahead=request.param)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -25,9 +29,9 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 63, 64, 65, 300])
 @pytest.mark.parametrize("hybrid", [True, False])
-def test_answer_is_that_of_the_model(length: int, hybrid: bool) -> None:
+def test_answer_is_that_of_the_model(make: Make, length: int, hybrid: bool) -> None:
     """One request alone: tokens, counts and reason, at and around page and chunk edges."""
-    harness = Harness(hybrid=hybrid)
+    harness = make(hybrid=hybrid)
     answer = harness.ask(prompt(length), max_tokens=5)
     assert answer.tokens == expected_answer(prompt(length), 5)
     assert answer.end.reason is FinishReason.LENGTH
@@ -38,9 +42,9 @@ def test_answer_is_that_of_the_model(length: int, hybrid: bool) -> None:
 
 @pytest.mark.parametrize("hybrid", [True, False])
 @pytest.mark.parametrize("length", [1, 16, 40, 129])
-def test_the_same_prompt_again_evaluates_nothing(length: int, hybrid: bool) -> None:
+def test_the_same_prompt_again_evaluates_nothing(make: Make, length: int, hybrid: bool) -> None:
     """Scenarios 1 and 3 (docs/scenarios.md): cached == n each time, no prompt token in any batch, same answer."""
-    harness = Harness(hybrid=hybrid)
+    harness = make(hybrid=hybrid)
     first = harness.ask(prompt(length))
     evaluated = harness.scheduler.counters.prefill_tokens
     for _ in range(3):
@@ -51,9 +55,9 @@ def test_the_same_prompt_again_evaluates_nothing(length: int, hybrid: bool) -> N
     assert harness.scheduler.counters.prefill_tokens == evaluated
 
 
-def test_next_turn_resumes_at_the_end_of_the_answer() -> None:
+def test_next_turn_resumes_at_the_end_of_the_answer(make: Make) -> None:
     """A prompt that goes on after an answer resumes at its last evaluated token."""
-    harness = Harness()
+    harness = make()
     first = harness.ask(prompt(50), max_tokens=6)
     turn = prompt(50) + first.tokens + prompt(20, seed=1)
     second = harness.ask(turn)
@@ -61,9 +65,9 @@ def test_next_turn_resumes_at_the_end_of_the_answer() -> None:
     assert second.tokens == expected_answer(turn, 4)
 
 
-def test_stop_token_is_not_part_of_the_answer() -> None:
+def test_stop_token_is_not_part_of_the_answer(make: Make) -> None:
     """A stop id ends with STOP, unseen; the state before it is kept."""
-    harness = Harness()
+    harness = make()
     tokens = expected_answer(prompt(30), 8)
     answer = harness.ask(prompt(30), max_tokens=8, stop_ids=frozenset({tokens[3]}))
     assert answer.tokens == tokens[:3]
@@ -71,9 +75,9 @@ def test_stop_token_is_not_part_of_the_answer() -> None:
     assert harness.ask(prompt(30) + tokens[:3] + [5, 6]).cached == 33
 
 
-def test_on_token_ends_the_answer_before_the_next_step() -> None:
+def test_on_token_ends_the_answer_before_the_next_step(make: Make) -> None:
     """The text side's stop: the token is delivered with what was made of it, nothing after it is sampled."""
-    harness = Harness()
+    harness = make()
     seen: list[int] = []
 
     def stop_at_three(token: int) -> TokenText:
@@ -86,18 +90,18 @@ def test_on_token_ends_the_answer_before_the_next_step() -> None:
     assert answer.end.reason is FinishReason.STOP
 
 
-def test_max_tokens_zero_warms_the_cache() -> None:
+def test_max_tokens_zero_warms_the_cache(make: Make) -> None:
     """The prompt is evaluated, nothing sampled; the real request then finds all of it; a second warm-up costs nothing."""
-    harness = Harness()
+    harness = make()
     warm = harness.ask(prompt(100), max_tokens=0)
     assert (warm.tokens, warm.end.reason, warm.cached) == ([], FinishReason.LENGTH, 0)
     assert harness.ask(prompt(100), max_tokens=0).cached == 100
     assert harness.ask(prompt(100)).cached == 100
 
 
-def test_message_starts_are_resume_points() -> None:
+def test_message_starts_are_resume_points(make: Make) -> None:
     """An edited last message resumes exactly at its start, whatever came before."""
-    harness = Harness()
+    harness = make()
     starts = (0, 21, 37, 64, 90)
     boundaries = tuple(Boundary(p, BoundaryKind.MESSAGE_START) for p in starts)
     harness.ask(prompt(120), boundaries=boundaries)
@@ -106,9 +110,9 @@ def test_message_starts_are_resume_points() -> None:
         assert harness.ask(edited, boundaries=boundaries[: starts.index(start) + 1]).cached == start
 
 
-def test_branching_leaves_the_first_conversation_whole() -> None:
+def test_branching_leaves_the_first_conversation_whole(make: Make) -> None:
     """Scenario 4: A, a branch B from its middle, A again: cached == n, same answer."""
-    harness = Harness()
+    harness = make()
     first = harness.ask(prompt(150))
     branch = prompt(150)[:70] + prompt(60, seed=3)
     assert harness.ask(branch).tokens == expected_answer(branch, 4)
@@ -116,9 +120,9 @@ def test_branching_leaves_the_first_conversation_whole() -> None:
     assert (again.cached, again.tokens) == (150, first.tokens)
 
 
-def test_four_agents_on_one_system_prompt_cold() -> None:
+def test_four_agents_on_one_system_prompt_cold(make: Make) -> None:
     """Scenario 5: sent together to an empty server, the first computes the common prefix and the others join."""
-    harness = Harness(num_rows=8)
+    harness = make(num_rows=8)
     system = prompt(200)
     answers = [harness.submit(system + prompt(20 + i, seed=10 + i)) for i in range(4)]
     harness.run()
@@ -129,10 +133,10 @@ def test_four_agents_on_one_system_prompt_cold() -> None:
     harness.assert_nothing_leaked()
 
 
-def test_several_choices_share_one_prompt() -> None:
+def test_several_choices_share_one_prompt(make: Make) -> None:
     """n > 1: the prompt is evaluated once, each choice draws its own tokens, as if it were alone."""
     params = SamplingParams(temperature=1.0, seed=42)
-    harness = Harness(num_rows=8)
+    harness = make(num_rows=8)
     answers = [harness.submit(prompt(90), params=params, choice=choice) for choice in range(4)]
     harness.run()
     assert harness.scheduler.counters.prefill_tokens == 90
@@ -140,9 +144,9 @@ def test_several_choices_share_one_prompt() -> None:
 
 
 @pytest.mark.parametrize("steps_before", range(1, 8))
-def test_joiners_survive_their_leader(steps_before: int) -> None:
+def test_joiners_survive_their_leader(make: Make, steps_before: int) -> None:
     """A leader cancelled at any moment, or failing: those who waited go on from what it left."""
-    harness = Harness(chunk=32)
+    harness = make(chunk=32)
     system = prompt(100)
     leader = harness.submit(system + prompt(40, seed=1))
     waiter = harness.submit(system + prompt(40, seed=2))
@@ -156,9 +160,9 @@ def test_joiners_survive_their_leader(steps_before: int) -> None:
 
 
 @pytest.mark.parametrize("steps_before", range(0, 12))
-def test_cancel_at_any_step_and_again(steps_before: int) -> None:
+def test_cancel_at_any_step_and_again(make: Make, steps_before: int) -> None:
     """Scenario 6: cut off after any number of steps, sent again: it goes on where it stopped, and answers the same."""
-    harness = Harness(chunk=32)
+    harness = make(chunk=32)
     cut = harness.submit(prompt(200), max_tokens=8)
     for _ in range(steps_before):
         harness.step()
@@ -171,9 +175,9 @@ def test_cancel_at_any_step_and_again(steps_before: int) -> None:
     harness.assert_nothing_leaked()
 
 
-def test_cancel_while_the_step_is_on_the_device() -> None:
+def test_cancel_while_the_step_is_on_the_device(make: Make) -> None:
     """A cancel between plan and commit: ended at once for the reader, the step's state is still kept, the token is not sent."""
-    harness = Harness(chunk=32)
+    harness = make(chunk=32)
     cut = harness.submit(prompt(100))
     plan = harness.scheduler.plan(0.0)
     assert plan is not None
@@ -185,9 +189,9 @@ def test_cancel_while_the_step_is_on_the_device() -> None:
     harness.assert_nothing_leaked()
 
 
-def test_changing_tail_of_one_long_message() -> None:
+def test_changing_tail_of_one_long_message(make: Make) -> None:
     """Scenario 21: second run at most twice the changed tail, third exactly the tail."""
-    harness = Harness(num_pages=2048, context=16_000, chunk=512)
+    harness = make(num_pages=2048, context=16_000, chunk=512)
     fixed = prompt(12_000)
     tails = [prompt(500, seed=s) for s in (1, 2, 3)]
     first, second, third = (harness.ask(fixed + tail) for tail in tails)
@@ -196,18 +200,18 @@ def test_changing_tail_of_one_long_message() -> None:
     assert 12_500 - third.cached == 500
 
 
-def test_cache_off_reads_nothing_but_answers_the_same() -> None:
+def test_cache_off_reads_nothing_but_answers_the_same(make: Make) -> None:
     """cache_prompt false: every prompt token is evaluated, twice in a row."""
-    harness = Harness()
+    harness = make()
     for _ in range(2):
         answer = harness.ask(prompt(80), use_cache=False)
         assert (answer.cached, answer.end.cache.reason) == (0, "cache_off")
         assert answer.tokens == expected_answer(prompt(80), 4)
 
 
-def test_a_stream_gets_a_token_in_every_step_beside_a_long_prefill() -> None:
+def test_a_stream_gets_a_token_in_every_step_beside_a_long_prefill(make: Make) -> None:
     """Scenario 11, counted in steps."""
-    harness = Harness(chunk=64, num_pages=512, context=4000)
+    harness = make(chunk=64, num_pages=512, context=4000)
     stream = harness.submit(prompt(10), max_tokens=60)
     harness.step()
     harness.submit(prompt(3000, seed=1))
@@ -217,22 +221,22 @@ def test_a_stream_gets_a_token_in_every_step_beside_a_long_prefill() -> None:
         assert len(stream.tokens) == before + 1
 
 
-def test_two_long_prompts_together_take_as_many_steps_as_one_after_the_other() -> None:
+def test_two_long_prompts_together_take_as_many_steps_as_one_after_the_other(make: Make) -> None:
     """Scenario 12: at most 1.2 times."""
-    one = Harness(chunk=256, num_pages=1200, context=9000)
+    one = make(chunk=256, num_pages=1200, context=9000)
     one.submit(prompt(8000))
     alone = one.run()
     one.submit(prompt(8000, seed=1))
     alone += one.run()
-    both = Harness(chunk=256, num_pages=1200, context=9000)
+    both = make(chunk=256, num_pages=1200, context=9000)
     both.submit(prompt(8000))
     both.submit(prompt(8000, seed=1))
     assert both.run() <= 1.2 * alone
 
 
-def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+def test_a_short_prompt_does_not_wait_for_a_long_one(make: Make) -> None:
     """Half of each step goes to the shortest: a short prompt beside a long prefill is answered within a few steps."""
-    harness = Harness(chunk=64, num_pages=512, context=4000)
+    harness = make(chunk=64, num_pages=512, context=4000)
     long = harness.submit(prompt(3000))
     harness.step()
     short = harness.submit(prompt(30, seed=1), max_tokens=1)
@@ -243,9 +247,9 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
 
 
 @pytest.mark.parametrize("hybrid", [True, False])
-def test_preemption_when_pages_run_out(hybrid: bool) -> None:
+def test_preemption_when_pages_run_out(make: Make, hybrid: bool) -> None:
     """More growth than pages: somebody is preempted and comes back, every answer is right, no one starves."""
-    harness = Harness(hybrid=hybrid, num_pages=26, num_rows=4, context=300)
+    harness = make(hybrid=hybrid, num_pages=26, num_rows=4, context=300)
     prompts = [prompt(30, seed=s) for s in range(4)]
     answers = [harness.submit(p, max_tokens=150) for p in prompts]
     harness.run()
@@ -255,9 +259,9 @@ def test_preemption_when_pages_run_out(hybrid: bool) -> None:
     harness.assert_nothing_leaked()
 
 
-def test_more_requests_than_slots_are_served_in_order() -> None:
+def test_more_requests_than_slots_are_served_in_order(make: Make) -> None:
     """FIFO among equals; a higher priority goes first."""
-    harness = Harness(num_rows=1)
+    harness = make(num_rows=1)
     answers = [harness.submit(prompt(10, seed=s), max_tokens=2) for s in range(5)]
     urgent = harness.submit(prompt(10, seed=9), max_tokens=2, priority=1)
     ends: list[int] = []
@@ -267,9 +271,9 @@ def test_more_requests_than_slots_are_served_in_order() -> None:
     assert ends == [5, 0, 1, 2, 3, 4]
 
 
-def test_full_queue_refuses() -> None:
+def test_full_queue_refuses(make: Make) -> None:
     """Beyond max_queue, slots being taken: QueueFullError with a suggestion, nothing queued."""
-    harness = Harness(num_rows=1, max_queue=2)
+    harness = make(num_rows=1, max_queue=2)
     harness.submit(prompt(5))
     harness.step()
     harness.submit(prompt(5, seed=1))
@@ -280,9 +284,9 @@ def test_full_queue_refuses() -> None:
     assert harness.scheduler.num_waiting == 2
 
 
-def test_no_queue_at_all_still_fills_the_slots() -> None:
+def test_no_queue_at_all_still_fills_the_slots(make: Make) -> None:
     """max_queue = 0: as many as there are slots are taken, at once or one by one; nobody waits; an end makes room again."""
-    harness = Harness(num_rows=2, max_queue=0)
+    harness = make(num_rows=2, max_queue=0)
     first = harness.submit(prompt(5), 30)
     harness.submit(prompt(5, seed=1), 3)
     with pytest.raises(QueueFullError):
@@ -300,9 +304,9 @@ def test_no_queue_at_all_still_fills_the_slots() -> None:
 
 
 @pytest.mark.parametrize(("length", "answer_length"), [(47, 2), (48, 1)])
-def test_prompt_as_long_as_the_context(length: int, answer_length: int) -> None:
+def test_prompt_as_long_as_the_context(make: Make, length: int, answer_length: int) -> None:
     """Scenario 18: the whole context still gets one token; one more is refused by name."""
-    harness = Harness(context=48)
+    harness = make(context=48)
     answer = harness.ask(prompt(length), max_tokens=10)
     assert answer.tokens == expected_answer(prompt(length), answer_length)
     assert answer.end.reason is FinishReason.LENGTH
@@ -311,9 +315,9 @@ def test_prompt_as_long_as_the_context(length: int, answer_length: int) -> None:
     assert refused.value.code == "context_length_exceeded"
 
 
-def test_a_failed_step_fails_its_requests_and_nothing_else() -> None:
+def test_a_failed_step_fails_its_requests_and_nothing_else(make: Make) -> None:
     """The device raises: those in the step end with an error, nothing it was to write is matched, the next request is clean."""
-    harness = Harness(chunk=32)
+    harness = make(chunk=32)
     doomed = harness.submit(prompt(100))
     harness.step()
     harness.backend.fail_next = RuntimeError("device lost")
@@ -325,9 +329,9 @@ def test_a_failed_step_fails_its_requests_and_nothing_else() -> None:
     harness.assert_nothing_leaked()
 
 
-def test_nan_ends_one_request_and_its_state_is_not_kept() -> None:
+def test_nan_ends_one_request_and_its_state_is_not_kept(make: Make) -> None:
     """A sample that is not finite: that request fails, its neighbours go on, the poisoned step publishes nothing."""
-    harness = Harness()
+    harness = make()
     sick = harness.submit(prompt(40), max_tokens=20)
     well = harness.submit(prompt(40, seed=1), max_tokens=20)
     harness.step()
@@ -342,10 +346,10 @@ def test_nan_ends_one_request_and_its_state_is_not_kept() -> None:
 
 @pytest.mark.parametrize("hybrid", [True, False])
 @pytest.mark.parametrize("fault_step", [0, 1, 2, 5])
-def test_a_transient_fault_does_not_stay(fault_step: int, hybrid: bool) -> None:
+def test_a_transient_fault_does_not_stay(make: Make, fault_step: int, hybrid: bool) -> None:
     """A fault in any step of a prefill shows only when a token is sampled; by then its snapshots are published. They must not be
     matched again: the same prompt sent again succeeds."""
-    harness = Harness(chunk=32, hybrid=hybrid)
+    harness = make(chunk=32, hybrid=hybrid)
     sick = harness.submit(prompt(150), max_tokens=8)
     for _ in range(fault_step):
         harness.step()
@@ -359,9 +363,9 @@ def test_a_transient_fault_does_not_stay(fault_step: int, hybrid: bool) -> None:
     harness.assert_nothing_leaked()
 
 
-def test_fail_all_forgets_everything_but_those_who_wait() -> None:
+def test_fail_all_forgets_everything_but_those_who_wait(make: Make) -> None:
     """A suspected device: seated requests fail, waiting ones are served from a cold start, nothing is held."""
-    harness = Harness(num_rows=2, chunk=32)
+    harness = make(num_rows=2, chunk=32)
     answers = [harness.submit(prompt(100, seed=seed)) for seed in range(2)] + [harness.submit(prompt(100))]
     harness.step()
     for sequence, event in harness.scheduler.fail_all("suspected", harness.now):
@@ -374,9 +378,9 @@ def test_fail_all_forgets_everything_but_those_who_wait() -> None:
     harness.assert_nothing_leaked()
 
 
-def test_a_cached_prompt_beside_a_stream_is_not_preempted_again_and_again() -> None:
+def test_a_cached_prompt_beside_a_stream_is_not_preempted_again_and_again(make: Make) -> None:
     """Its own cached pages cannot be evicted for it: it waits until it fits, rather than evaluating a chunk over and over."""
-    harness = Harness(num_pages=64, num_rows=2, context=1000, chunk=64)
+    harness = make(num_pages=64, num_rows=2, context=1000, chunk=64)
     harness.ask(prompt(600), max_tokens=0)
     stream = harness.submit(prompt(150, seed=1), max_tokens=150)
     harness.step()
@@ -388,9 +392,9 @@ def test_a_cached_prompt_beside_a_stream_is_not_preempted_again_and_again() -> N
     assert harness.scheduler.counters.prefill_tokens <= 600 + 150 + 850 + 300
 
 
-def test_growing_sequences_do_not_thrash() -> None:
+def test_growing_sequences_do_not_thrash(make: Make) -> None:
     """Four that grow to more than fits: each preemption is followed by an end, so that work is not undone at once."""
-    harness = Harness(num_pages=40, num_rows=4, context=600, chunk=64)
+    harness = make(num_pages=40, num_rows=4, context=600, chunk=64)
     prompts = [prompt(100, seed=seed) for seed in range(4)]
     answers = [harness.submit(tokens, max_tokens=350) for tokens in prompts]
     harness.run()
@@ -399,17 +403,17 @@ def test_growing_sequences_do_not_thrash() -> None:
     assert harness.scheduler.counters.preemptions <= 12
 
 
-def test_captures_while_generating() -> None:
+def test_captures_while_generating(make: Make) -> None:
     """Every N generated tokens a resume point, also when the answer is cut and edited later."""
-    harness = Harness(capture_every=10)
+    harness = make(capture_every=10)
     answer = harness.ask(prompt(30), max_tokens=35)
     edited = prompt(30) + answer.tokens[:25] + prompt(5, seed=1)
     assert harness.ask(edited).cached == 50
 
 
-def test_small_ring_still_answers() -> None:
+def test_small_ring_still_answers(make: Make) -> None:
     """Scenario 15: the budget filled by others: recomputed correctly, and a fresh prompt equals a fresh server's."""
-    harness = Harness(num_snapshots=4, num_pages=40)
+    harness = make(num_snapshots=4, num_pages=40)
     for seed, _ in itertools.product(range(6), range(2)):
         answer = harness.ask(prompt(100, seed=seed))
         assert answer.tokens == expected_answer(prompt(100, seed=seed), 4)
@@ -417,11 +421,11 @@ def test_small_ring_still_answers() -> None:
 
 
 @pytest.mark.parametrize("hybrid", [True, False])
-def test_hundreds_of_requests_with_random_cancels(hybrid: bool) -> None:
+def test_hundreds_of_requests_with_random_cancels(make: Make, hybrid: bool) -> None:
     """Scenario 16: shared prefixes, joins, preemptions, cancels at any moment, failing steps: every answer that ends by itself is
     exact, and nothing is leaked."""
     rng = random.Random(7)
-    harness = Harness(hybrid=hybrid, num_pages=60, num_rows=4, num_snapshots=24, chunk=48, context=300, capture_every=8)
+    harness = make(hybrid=hybrid, num_pages=60, num_rows=4, num_snapshots=24, chunk=48, context=300, capture_every=8)
     stems = [prompt(rng.randrange(1, 120), seed=s) for s in range(12)]
     live = []
     done = 0
@@ -448,9 +452,9 @@ def test_hundreds_of_requests_with_random_cancels(hybrid: bool) -> None:
     harness.assert_nothing_leaked()
 
 
-def test_room_for_several_at_once() -> None:
+def test_room_for_several_at_once(make: Make) -> None:
     """All that the queue and the free slots hold, no more; what can never be is known from `max_requests`."""
-    harness = Harness(num_rows=2, max_queue=3)
+    harness = make(num_rows=2, max_queue=3)
     assert harness.scheduler.max_requests == 5
     harness.scheduler.check_capacity(5)
     harness.submit(prompt(20), 4)
@@ -464,18 +468,18 @@ def test_room_for_several_at_once() -> None:
         harness.scheduler.check_capacity(1)
 
 
-def test_min_tokens_bans_the_stop_ids_for_so_long() -> None:
+def test_min_tokens_bans_the_stop_ids_for_so_long(make: Make) -> None:
     """The stop ids are banned, beside what is banned anyway, until the answer has min_tokens tokens; then they may come."""
-    harness = Harness()
+    harness = make()
     harness.ask(prompt(5), 5, stop_ids=frozenset({1001, 1002}), banned=(1003,), min_tokens=3)
     asked = [set(sample.banned) for batch in harness.backend.batches for sample in batch.samples]
     assert asked == [{1001, 1002, 1003}] * 3 + [{1003}] * 2
     assert len({id(sample.banned) for batch in harness.backend.batches for sample in batch.samples}) == 2  # made once
 
 
-def test_penalties_see_every_token_before() -> None:
+def test_penalties_see_every_token_before(make: Make) -> None:
     """Prompt and answer so far, also when the prompt was cached, and for nobody who did not ask (the fake device compares)."""
-    harness = Harness()
+    harness = make()
     params = SamplingParams(temperature=0, presence_penalty=0.5)
     for _ in range(2):
         harness.ask(prompt(40), 6, params=params)
