@@ -102,6 +102,23 @@ async def test_path_of_a_nested_field(body: Any, param: str) -> None:
     assert (status, answer["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize("levels", [190, 250, 990, 5000])
+@pytest.mark.parametrize(
+    "field", ["messages", "tools", "tool_choice", "logit_bias", "response_format", "chat_template_kwargs", "other"]
+)
+async def test_deep_values(field: str, levels: int) -> None:
+    """None is a failure of ours, whatever looks at the field: all that recurses ends before its limit."""
+    deep = b'{"a":' * levels + b"1" + b"}" * levels
+    fields = {"messages": json.dumps(USER).encode(), field: b"[" + deep + b"]" if field in ("messages", "tools") else deep}
+    body = b"{" + b",".join(b'"' + name.encode() + b'":' + value for name, value in fields.items()) + b"}"
+    async with serving(FakeEngine(saying("x"))) as at, at.client.post(CHAT, data=body) as response:
+        answer = await response.json()
+        assert response.status == (200 if field == "other" and levels < 200 else 400)
+        if response.status == 400:
+            _check_shape(answer)
+            assert answer["error"]["param"].startswith(field)
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

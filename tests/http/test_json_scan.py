@@ -2,12 +2,14 @@
 
 import json
 import re
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from svc.errors import RequestError
 from svc.http.json_scan import (
@@ -20,7 +22,7 @@ from svc.http.json_scan import (
     _Scan,
     check_weight,
 )
-from svc.http.schema import ChatIn, CompletionIn, decode
+from svc.http.schema import REQUESTS, ChatIn, CompletionIn, decode
 
 ESCAPE = re.compile(rb"\\.", re.DOTALL)
 SLICE = 64  # the shortest that the scan takes
@@ -151,6 +153,33 @@ def test_a_deep_text_is_refused_by_its_field(padding: int, opening: bytes, closi
             decode(CompletionIn, body)
         assert error.value.param == "suffix"
         assert (str(MAX_DEPTH) in str(error.value)) == (levels == MAX_DEPTH)
+
+
+FRAGMENTS = [
+    *(b"{", b"}", b"[", b"]", b":", b",", b'"', b"-", b" ", b"\0", b"null", b"true", b"NaN", b"1e999", b"1" * 400, b"1" * 5000),
+    *(b'"prompt"', b'"messages"', b'"tokens"', b'"content"', b'"logit_bias"', b'"suffix"'),
+    *(b'"\xff"', b"\xed\xa0\x80", rb'"\ud800"', rb"\u12"),
+]
+
+
+@given(
+    st.sampled_from(REQUESTS),
+    st.lists(st.sampled_from(FRAGMENTS) | st.binary(max_size=3), max_size=12).map(b"".join),
+    st.booleans(),
+)
+@example(CompletionIn, b'{"prompt":"\xff"}', False)
+@example(CompletionIn, b'{"prompt":"a","suffix":"\xff"}', False)
+@example(CompletionIn, b'{"prompt":"a","seed":' + b"1" * 5000 + b"}", False)
+@example(ChatIn, '{"messages":[]}'.encode("utf-16"), False)
+def test_whatever_the_parser_raises_is_a_refusal(kind: type[Struct], text: bytes, inside: bool) -> None:
+    """No bytes make anything else of it, neither as a body nor as a field's value."""
+    body = (
+        b'{"prompt":"a","messages":[{"role":"user","content":"a"}],"tokens":[1],"content":"a","n":' + text + b"}"
+        if inside
+        else text
+    )
+    with suppress(RequestError):
+        decode(kind, body)
 
 
 def test_brackets_in_strings_have_no_depth() -> None:
