@@ -25,7 +25,7 @@ enforces it. No step may read a place that a pending move is filling; `memory/` 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,8 +58,7 @@ class RowSnapshot:
     snapshot_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Consecutive tokens of one sequence: one token when decoding, many when prefilling."""
 
     row: int
@@ -107,8 +106,7 @@ the forward of the step is on its way, so that the mask is made while the device
 outcome."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """Sample one token from the hidden row in live row `row`.
 
     Randomness is a pure function of (params.seed, choice, position): `position` is the absolute index the new token will have.

@@ -43,11 +43,11 @@ def _is_pending(chunk: Chunk) -> bool:
 
 
 def _with_token(chunk: Chunk, tokens: dict[int, int]) -> Chunk:
-    return replace(chunk, tokens=np.array([tokens[chunk.row]], np.int32)) if _is_pending(chunk) else chunk
+    return chunk._replace(tokens=np.array([tokens[chunk.row]], np.int32)) if _is_pending(chunk) else chunk
 
 
 def _with_history(sample: Sample, tokens: dict[int, int]) -> Sample:
     if sample.history is None or sample.history.tokens[-1] != PENDING:
         return sample
     known = np.append(sample.history.tokens[:-1], np.int32(tokens[sample.row]))
-    return replace(sample, history=replace(sample.history, tokens=known))
+    return sample._replace(history=replace(sample.history, tokens=known))

@@ -66,6 +66,8 @@ class BlockTable:
         """`places`: of each page, on the device."""
         self.page_tokens = page_tokens
         self._length = len(pages)
+        self.end = self._length * page_tokens  # first position that has no page
+        self._given: NDArray[np.int32] | None = None  # the last answer of `array`, while it is true
         self._buffer = np.zeros((2, max(16, len(pages) + len(pages) // 8)), np.int32)
         self._buffer[:, : len(pages)] = pages, places
 
@@ -81,11 +83,6 @@ class BlockTable:
         """All pages in order, int32 `[n]`. A view: good until the table grows."""
         return self._buffer[0, : self._length]
 
-    @property
-    def end(self) -> int:
-        """First position that has no page."""
-        return self._length * self.page_tokens
-
     def page_at(self, index: int) -> int:
         assert 0 <= index < self._length, f"no page at index {index} of {self!r}"
         return int(self._buffer[0, index])
@@ -97,17 +94,22 @@ class BlockTable:
             self._buffer = np.concatenate([self._buffer[:, : self._length], np.zeros((2, length), np.int32)], axis=1)
         self._buffer[:, self._length : length] = pages, places
         self._length = length
+        self.end = length * self.page_tokens
 
     def replace(self, index: int, page: int, place: int) -> None:
         assert 0 <= index < self._length, f"no page at index {index} of {self!r}"
         self._buffer[:, index] = page, place
+        self._given = None
 
     def array(self, end: int) -> NDArray[np.int32]:
-        """Places on the device of the pages covering positions [0, end), int32 `[ceil(end / page_tokens)]`: a copy, safe to hand
-        to the compute thread."""
+        """Places on the device of the pages covering positions [0, end), int32 `[ceil(end / page_tokens)]`: read-only, and does
+        not change with the table, so safe to hand to the compute thread."""
         count = -(-end // self.page_tokens)
-        assert count <= self._length, f"positions up to {end} have no page in {self!r}"
-        return self._buffer[1, :count].copy()
+        if self._given is None or len(self._given) != count:  # once a page, not once a token
+            assert count <= self._length, f"positions up to {end} have no page in {self!r}"
+            self._given = self._buffer[1, :count].copy()
+            self._given.setflags(write=False)
+        return self._given
 
 
 @dataclass(eq=False, slots=True)
@@ -134,6 +136,10 @@ class Lease:
     def ready(self) -> bool:
         """Whether everything it resumes from is on the device, so that a step may read it."""
         return not self.ready_after
+
+    def covers(self, end: int) -> bool:
+        """Whether it has the pages that it needs to write positions < `end`; then `extend` has nothing to do."""
+        return end <= self.table.end and self.shared_page is None
 
     def __repr__(self) -> str:
         return f"Lease({self.serial}, row {self.row}, from {self.start}, {self.table!r}{', closed' if self.closed else ''})"

@@ -214,7 +214,8 @@ class SequenceCache:
         `moves_over`: how many moves of all steps are done.
         """
         for lease in step.leases:
-            self._drop_start(lease)
+            if lease.snapshot is not None:
+                self._drop_start(lease)
         self._note_moves(moves_over)
         for save in step.saves:
             if save.lease.closed:

@@ -1,5 +1,6 @@
 """A step under construction: which slots take part, and the `StepBatch` that says so to the device."""
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +19,7 @@ class PlannedChunk:
     start: int
     end: int
     pending: bool
-    captures: list[Reservation]
+    captures: Items[Reservation]
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +94,7 @@ def _sample(slot: Slot) -> Sample:
         history = History(np.append(sequence.tokens, np.full(pending, PENDING, np.int32)), sequence.num_prompt)
     return Sample(
         row=slot.lease.row,
-        position=len(sequence.tokens) + pending,
+        position=sequence.buffer.length + pending,
         choice=request.choice,
         params=request.params,
         banned=sequence.banned_after(sequence.generated + pending),

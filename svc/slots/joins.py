@@ -56,6 +56,10 @@ class Joins:
         self._cache = cache
         self._waiting: dict[Sequence, None] = {}  # in order
 
+    def __len__(self) -> int:
+        """Number of requests that wait."""
+        return len(self._waiting)
+
     def wait(self, sequence: Sequence, leader: Slot, position: int) -> None:
         """Lets `sequence` wait until `leader` has captured at `position`."""
         self.forget(sequence)  # it may have waited for a shorter prefix before

@@ -79,17 +79,19 @@ class TokenBuffer:
         """`room`: for how many more there is memory at once, so that no step copies the whole for them."""
         self._buffer = np.empty(len(tokens) + min(room, MAX_ROOM), np.int32)
         self._buffer[: len(tokens)] = tokens
-        self.array: NDArray[np.int32] = self._buffer[: len(tokens)]  # all so far; a view: do not keep it across an append
+        self.length = len(tokens)
 
-    def __len__(self) -> int:
-        return len(self.array)
+    @property
+    def array(self) -> NDArray[np.int32]:
+        """All tokens so far; a view: do not keep it across an append."""
+        return self._buffer[: self.length]
 
     def append(self, token: int) -> None:
-        length = len(self.array)
+        length = self.length
         if length == len(self._buffer):
             self._buffer = np.concatenate([self._buffer, np.empty(max(64, length // 8), np.int32)])
         self._buffer[length] = token
-        self.array = self._buffer[: length + 1]
+        self.length = length + 1
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +102,7 @@ class Sequence:
     order: int  # arrival number
     arrival_s: float
     buffer: TokenBuffer  # prompt, then generated
+    full_at: int  # tokens in all, prompt included, with which the answer has all that it may have
     generated: int = 0
     cached_tokens: int | None = None  # prompt tokens never evaluated for this request; None before it is admitted
     matched_tokens: int = 0
@@ -118,9 +121,11 @@ class Sequence:
     first_token_s: float | None = None
 
     @classmethod
-    def of(cls, request: Request, order: int, now: float) -> "Sequence":
+    def of(cls, request: Request, order: int, now: float, context_tokens: int) -> "Sequence":
+        """`context_tokens`: most that may be evaluated; the last token of an answer never is."""
+        full_at = min(len(request.prompt) + request.max_tokens, context_tokens + 1)
         early = request.banned + tuple(request.stop_ids) if request.min_tokens else request.banned
-        return cls(request, order, now, TokenBuffer(request.prompt, request.max_tokens), banned_at_first=early)
+        return cls(request, order, now, TokenBuffer(request.prompt, request.max_tokens), full_at, banned_at_first=early)
 
     def banned_after(self, generated: int) -> tuple[int, ...]:
         """Tokens banned next, given the number generated so far."""

@@ -12,7 +12,7 @@ Owner of all sequences, slots and closings; the engine calls it from the event l
 
 from svc.compute.backend import NOT_FINITE, Sampled, StepResult
 from svc.memory.placement import Wanted, WantedKind, next_generated_capture
-from svc.memory.sequence_cache import Reservation, SequenceCache
+from svc.memory.sequence_cache import Lease, Reservation, SequenceCache
 from svc.slots.admission import Admission, PageForecast, WaitingQueue
 from svc.slots.batch import PlannedChunk, StepPlan, build_batch
 from svc.slots.budget import ChunkBudget, share_prefill
@@ -24,6 +24,7 @@ from svc.slots.stats import SchedulerCounters
 from svc.slots.usage_report import SAMPLING_FAILURES, answer_tokens, finished
 
 Emitted = list[tuple[Sequence, Event]]
+NO_CAPTURES: tuple[Reservation, ...] = ()
 
 
 class Scheduler:
@@ -94,7 +95,7 @@ class Scheduler:
         self.answer_tokens(len(request.prompt), request.max_tokens)
         self.check_capacity(1)
         self._arrivals += 1
-        sequence = Sequence.of(request, self._arrivals, now)
+        sequence = Sequence.of(request, self._arrivals, now, self.context_tokens)
         self._waiting.add(sequence)
         return sequence
 
@@ -119,7 +120,7 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when there is nothing to do, or nothing yet while a step is under way."""
         ahead = bool(self._under_way)
-        decoding = [slot for slot in self._slots if self._decodes(slot)]
+        decoding = [slot for slot in self._slots if slot.decodes]
         if ahead and not self._can_plan_ahead(decoding):
             return None
         self._short = False
@@ -127,13 +128,15 @@ class Scheduler:
         saving = {closing for step in self._under_way for closing in step.saves}
         plan = StepPlan()
         self._plan_decodes(plan, decoding, now)
-        self._admission.admit(self._slots, self._closing, self._under_way, now)
-        self._forecast.forget_total()
-        decoding = [slot for slot in self._slots if slot not in plan.slots and self._decodes(slot)]
-        self._plan_decodes(plan, decoding, now)  # of sequences that come back where they were
-        self._plan_prefills(plan, now)
+        if len(self._waiting):
+            self._admission.admit(self._slots, self._closing, self._under_way, now)
+            self._forecast.forget_total()
+        if len(plan.slots) < len(self._slots):
+            decoding = [slot for slot in self._slots if slot not in plan.slots and slot.decodes]
+            self._plan_decodes(plan, decoding, now)  # of sequences that come back where they were
+            self._plan_prefills(plan, now)
+            plan.arriving = [] if ahead else [slot for slot in self._slots if not slot.lease.ready]
         plan.saves = [closing for closing in self._closing if closing not in saving]
-        plan.arriving = [] if ahead else [slot for slot in self._slots if not slot.lease.ready]
         if plan.empty:
             return None
         saves = [closing.save for closing in plan.saves]
@@ -149,29 +152,20 @@ class Scheduler:
         """
         if not self._plan_ahead or self._short or len(self._under_way) > 1:
             return False
-        sampling = [slot for slot in decoding if slot.sampling]  # for a capture all tokens before it must be known
-        return bool(decoding) and not any(s.sequence.request.needs_known_tokens or self._captures_next(s) for s in sampling)
-
-    def _decodes(self, slot: Slot) -> bool:
-        return (
-            slot.decoding
-            and slot.active
-            and slot.lease.ready
-            and not (slot.sampling and self._is_full(slot.sequence, slot.sampling))
-        )
-
-    def _is_full(self, sequence: Sequence, coming: int = 0) -> bool:
-        """Whether its answer has all the tokens it may have, once `coming` more are there."""
-        too_long = len(sequence.tokens) + coming > self.context_tokens
-        return too_long or sequence.generated + coming >= sequence.request.max_tokens
+        for slot in decoding:
+            if slot.sampling and (slot.sequence.request.needs_known_tokens or self._captures_next(slot)):
+                return False
+        return bool(decoding)
 
     def _captures_next(self, slot: Slot) -> bool:
+        """Whether the next token's state is captured: all tokens before it must be known."""
         every = self._capture_every
         return every > 0 and next_generated_capture(slot.sequence.num_prompt, slot.planned, every) == slot.planned + 1
 
     def _plan_decodes(self, plan: StepPlan, decoding: list[Slot], now: float) -> None:
         for slot in decoding:
-            if slot.active and self._find_pages(slot, slot.planned + 1, plan, now):
+            end = slot.planned + 1
+            if slot.active and (slot.lease.covers(end) or self._find_pages(slot, end, plan, now)):
                 self._add_chunk(plan, slot, 1, now)
                 plan.num_decodes += 1
 
@@ -188,19 +182,19 @@ class Scheduler:
 
     def _add_chunk(self, plan: StepPlan, slot: Slot, num_tokens: int, now: float) -> None:
         start, end = slot.planned, slot.planned + num_tokens
-        captures = self._reserve_captures(slot, end, now) if slot.wanted or self._capture_every else []
-        plan.chunks.append(PlannedChunk(slot, start, end, bool(slot.sampling), captures))
+        captures = self._reserve_captures(slot, end, now) if slot.wanted or self._capture_every else NO_CAPTURES
+        plan.chunks.append(PlannedChunk(slot, start, end, slot.sampling > 0, captures))
         slot.planned = end
         self._add_slot(plan, slot)
 
-    def _reserve_captures(self, slot: Slot, end: int, now: float) -> list[Reservation]:
+    def _reserve_captures(self, slot: Slot, end: int, now: float) -> tuple[Reservation, ...]:
         """Snapshots for the states wanted behind `slot.planned` and up to `end`, as far as they are to be had."""
         wanted = [capture for capture in slot.wanted if slot.planned < capture.position <= end]
         if slot.decoding and self._captures_next(slot):
             wanted.append(Wanted(end, WantedKind.GENERATED))
         reservations = [self._cache.reserve(slot.lease, capture.position, now, capture.kind) for capture in wanted]
         slot.wanted = [capture for capture in slot.wanted if capture.position > end]
-        return [reservation for reservation in reservations if reservation is not None]
+        return tuple(reservation for reservation in reservations if reservation is not None)
 
     def _add_slot(self, plan: StepPlan, slot: Slot) -> None:
         plan.slots[slot] = None
@@ -292,21 +286,28 @@ class Scheduler:
         assert plan is self._under_way[0], "commit() of another step than the oldest under way"
         assert plan.memory is not None
         del self._under_way[0]
-        skipped = sum(chunk.slot.closed for chunk in plan.chunks)  # the token before turned out to be a stop id, or not finite
+        advanced = [chunk for chunk in plan.chunks if not chunk.slot.closed]
+        skipped = len(plan.chunks) - len(advanced)  # the token before turned out to be a stop id, or not finite
         self._count(plan, result, skipped)
         sampled = dict(zip(plan.sampling, result.samples, strict=True))
-        for slot in sampled:
+        poisoned: set[Lease] = set()
+        for slot, sample in sampled.items():
             slot.sampling -= 1
+            if sample.token == NOT_FINITE:
+                poisoned.add(slot.lease)
         open_slots = [slot for slot in plan.slots if not slot.closed]
-        poisoned = {slot.lease for slot, sample in sampled.items() if sample.token == NOT_FINITE}
         self._cache.finish(plan.memory, now, result.moves_over, poisoned)
         for closing in plan.saves:
             self._forget_closing(closing)
-        for chunk in plan.chunks:
-            if not chunk.slot.closed:
-                chunk.slot.position = chunk.end
+        for chunk in advanced:
+            chunk.slot.position = chunk.end
+        if len(self._joins):
+            for chunk in advanced:
                 self._joins.advanced(chunk.slot.sequence, chunk.end)
-        return [event for slot in open_slots for event in self._commit_slot(slot, sampled.get(slot), now)]
+        emitted: Emitted = []
+        for slot in open_slots:
+            self._commit_slot(slot, sampled.get(slot), now, emitted)
+        return emitted
 
     def _forget_closing(self, closing: Closing) -> None:
         self._closing.remove(closing)
@@ -365,24 +366,21 @@ class Scheduler:
         self.counters.restores += len(plan.batch.restores)
         self.counters.most_step_tokens = max(self.counters.most_step_tokens, plan.num_prefill + num_decodes)
 
-    def _commit_slot(self, slot: Slot, sampled: Sampled | None, now: float) -> Emitted:
+    def _commit_slot(self, slot: Slot, sampled: Sampled | None, now: float, emitted: Emitted) -> None:
         sequence = slot.sequence
         if sampled is not None and sampled.token < 0:
             if sampled.token == NOT_FINITE:
                 self._cache.distrust(slot.lease)
-            ended = slot.leaving
+            if not slot.leaving:
+                finished = self._finished(sequence, FinishReason.ERROR, now, SAMPLING_FAILURES[sampled.token])
+                emitted.append((sequence, finished))
             self._close(slot, now)
-            return (
-                [] if ended else [(sequence, self._finished(sequence, FinishReason.ERROR, now, SAMPLING_FAILURES[sampled.token]))]
-            )
-        if slot.leaving:
+        elif slot.leaving:
             self._commit_leaving(slot, sampled, now)
-            return []
-        if sampled is not None:
-            return self._take_token(slot, sampled, now)
-        if sequence.request.max_tokens == 0 and slot.position == len(sequence.tokens):
-            return self._end(slot, FinishReason.LENGTH, now)
-        return []
+        elif sampled is not None:
+            self._take_token(slot, sampled, now, emitted)
+        elif sequence.request.max_tokens == 0 and slot.position == sequence.buffer.length:
+            self._end(slot, FinishReason.LENGTH, now, emitted)
 
     def _commit_leaving(self, slot: Slot, sampled: Sampled | None, now: float) -> None:
         """Closes the slot, unless another step under way advances its state; then the token that it evaluates is noted."""
@@ -392,35 +390,33 @@ class Scheduler:
         elif sampled is not None:
             slot.sequence.buffer.append(sampled.token)
 
-    def _take_token(self, slot: Slot, sampled: Sampled, now: float) -> Emitted:
-        sequence = slot.sequence
+    def _take_token(self, slot: Slot, sampled: Sampled, now: float, emitted: Emitted) -> None:
+        sequence, token = slot.sequence, sampled.token
         request = sequence.request
         if sequence.first_token_s is None:
             sequence.first_token_s = now
-        if sampled.token in request.stop_ids:
+        if token in request.stop_ids:
             self._forecast.learn(sequence.generated)
-            emitted: Emitted = [(sequence, self._finished(sequence, FinishReason.STOP, now))]
+            emitted.append((sequence, self._finished(sequence, FinishReason.STOP, now)))
             self._close_and_save(slot, now)  # also when a step under way has it: there its chunk is skipped
-            return emitted
-        sequence.buffer.append(sampled.token)
+            return
+        sequence.buffer.append(token)
         sequence.generated += 1
         self.counters.generated_tokens += 1
         if request.constraint is not None:
-            request.constraint.accept(sampled.token)
-        text, ends = request.on_token(sampled.token) if request.on_token is not None else (None, False)
-        emitted = [(sequence, TokenEvent(sampled.token, sampled.logprob, sampled.top, text))]
+            request.constraint.accept(token)
+        text, ends = request.on_token(token) if request.on_token is not None else (None, False)
+        emitted.append((sequence, TokenEvent(token, sampled.logprob, sampled.top, text)))
         if ends:
-            emitted += self._end(slot, FinishReason.STOP, now)
-        elif self._is_full(sequence):
-            emitted += self._end(slot, FinishReason.LENGTH, now)
-        return emitted
+            self._end(slot, FinishReason.STOP, now, emitted)
+        elif sequence.buffer.length >= sequence.full_at:
+            self._end(slot, FinishReason.LENGTH, now, emitted)
 
     # -- ends -------------------------------------------------------------------------------------------------------------------
-    def _end(self, slot: Slot, reason: FinishReason, now: float) -> Emitted:
+    def _end(self, slot: Slot, reason: FinishReason, now: float, emitted: Emitted) -> None:
         self._forecast.learn(slot.sequence.generated)
-        finished = self._finished(slot.sequence, reason, now)
+        emitted.append((slot.sequence, self._finished(slot.sequence, reason, now)))
         self._leave(slot, now, WantedKind.ANSWER_END)
-        return [(slot.sequence, finished)]
 
     def _leave(self, slot: Slot, now: float, kind: WantedKind) -> None:
         """Its answer has ended. While the device advances its state, the slot remains taken."""

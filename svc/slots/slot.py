@@ -65,12 +65,25 @@ class Slot:
     @property
     def remaining(self) -> int:
         """Tokens that no step planned so far evaluates, the one being sampled included."""
-        return len(self.sequence.buffer.array) + self.sampling - self.planned
+        return self.sequence.buffer.length + self.sampling - self.planned
 
     @property
     def decoding(self) -> bool:
         """The next step evaluates one token of the answer."""
         return self.remaining == 1 and self.sequence.generated + self.sampling > 0
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it is `decoding`, and a step may be planned for that now: asked for every token, so written out."""
+        sequence, sampling = self.sequence, self.sampling
+        length = sequence.buffer.length + sampling
+        return (
+            length == self.planned + 1
+            and sequence.generated + sampling > 0
+            and self.state is SlotState.ACTIVE
+            and self.lease.ready
+            and not (sampling and length >= sequence.full_at)
+        )
 
     @property
     def protected(self) -> bool:

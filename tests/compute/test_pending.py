@@ -221,7 +221,7 @@ def test_what_cannot_be_pending() -> None:
         replace(good, ahead=False),
         replace(good, captures=[Capture(0, chunk.end, 0)]),
         replace(good, scores=[Score(0, chunk.end, 5)]),
-        replace(good, chunks=[replace(chunk, tokens=np.array([PENDING, 5], np.int32))]),
+        replace(good, chunks=[chunk._replace(tokens=np.array([PENDING, 5], np.int32))]),
     ):
         with pytest.raises(AssertionError):
             model.runner.submit(bad)

@@ -101,7 +101,7 @@ class FakeBackend:
                 if token is None:
                     skipped.add(chunk.row)
                     continue
-                chunk = replace(chunk, tokens=np.array([token], np.int32))
+                chunk = chunk._replace(tokens=np.array([token], np.int32))
             chunks.append(chunk)
         self.num_skipped += len(skipped)
         dropped = {index for index, chunk in enumerate(batch.chunks) if chunk.row in skipped}
@@ -115,7 +115,7 @@ class FakeBackend:
             return sample
         tokens = sample.history.tokens.copy()
         tokens[-1] = self._coming[sample.row]
-        return replace(sample, history=replace(sample.history, tokens=tokens))
+        return sample._replace(history=replace(sample.history, tokens=tokens))
 
     def _run(self, batch: StepBatch) -> list[Sampled]:
         self.batches.append(batch)
