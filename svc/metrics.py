@@ -45,6 +45,7 @@ class Metrics:
         self._first = self._seconds("time_to_first_token_seconds", "From the arrival of an HTTP request to its first token")
         self._next = TokenHistogram(PREFIX + "inter_token_latency_seconds", "Between two tokens of an answer", _SECONDS)
         self.registry.register(self._next)
+        self.next_token = self._next.observe  # called for every token, with seconds
         self._whole = self._seconds("e2e_request_latency_seconds", "From the submission of an answer to its end")
         self._queue = self._seconds("request_queue_time_seconds", "Waiting for a slot")
         self._prefill = self._seconds("request_prefill_time_seconds", "From the slot to the first token")
@@ -69,9 +70,6 @@ class Metrics:
 
     def first_token(self, seconds: float) -> None:
         self._first.observe(seconds)
-
-    def next_token(self, seconds: float) -> None:
-        self._next.observe(seconds)
 
     def finished(self, request: Request, finished: Finished) -> None:
         """Counts an ended answer: the engine's `on_finished`."""

@@ -155,7 +155,7 @@ class Answer:
         if self._max_unread_bytes is not None and self.buffer.num_bytes > self._max_unread_bytes:
             message = "The answer was cut off because too much of it waited to be read."
             self.error = ApiError(408, message, "invalid_request_error", code="slow_reader")
-        return self._text.stop_hit is not None or self._text.has_all_calls or self._out_of_time or self.error is not None
+        return self._text.complete or self._out_of_time or self.error is not None
 
     def _end(self, finished: Finished) -> None:
         self.finished = finished

@@ -298,7 +298,7 @@ class BodyWriter:
     @property
     def paused(self) -> bool:
         """Whether the client leaves so much unread that writing should wait."""
-        return self._protocol.writing_paused
+        return self._protocol._paused  # its `writing_paused`, without the call
 
     async def resumed(self) -> None:
         """Waits until the client has read on. ConnectionResetError when it has left instead."""

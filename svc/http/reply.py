@@ -10,6 +10,7 @@ from svc.http.answer import Answer, GenerationFailedError
 from svc.http.errors import CONTENT_TYPE, ApiError, api_error, internal_error, is_our_bug
 from svc.http.generation import Generation
 from svc.http.middleware import RequestScope, scope_of
+from svc.http.protocol import BodyWriter
 from svc.http.service import LOGGER, Service
 from svc.http.sse import EventStream, event
 
@@ -53,8 +54,8 @@ async def _stream(
     """Once the stream is open, the status is 200 and a failure becomes its last event."""
     events = EventStream(request, service.keep_alive_s, generation.inbox.wake)
     try:
-        await events.open()
-        await _send_news(events, generation, dialect)
+        body = await events.open()
+        await _send_news(events, body, generation, dialect)
     except ConnectionResetError:
         scope.client_left = True
     except Exception as error:
@@ -64,22 +65,27 @@ async def _stream(
     return events.response
 
 
-async def _send_news(events: EventStream, generation: Generation, dialect: Dialect) -> None:
+async def _send_news(events: EventStream, body: BodyWriter, generation: Generation, dialect: Dialect) -> None:
     """Whatever came between two turns, of however many answers, is one write. This task is woken for what needs one: the end of an
     answer, a comment, a client that does not read."""
 
     def write(answers: list[Answer]) -> bool:
-        if events.paused or any(answer.ended for answer in answers):
+        if body.paused:
             return False
+        for answer in answers:
+            if answer.finished is not None:
+                return False
         data = b"".join([dialect.news(answer) for answer in answers])
         if data:
-            events.write_now(data)
+            body.write(data)
+            events.written()
         return True
 
     num_open = len(generation.answers)
     while num_open:
         await generation.inbox.wait(write)
-        await events.resumed()
+        if body.paused:
+            await body.resumed()
         answers = generation.inbox.take()
         ended = [answer for answer in answers if answer.ended]  # later ones have news that are not in `data`
         num_open -= len(ended)

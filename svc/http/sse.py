@@ -56,16 +56,19 @@ class EventStream:
         self._loop = asyncio.get_running_loop()
         self._last_write_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._body: BodyWriter | None = None  # once it is open
 
-    async def open(self) -> None:
-        """Sends the headers and a first comment, so that proxies and clients know at once that the request is taken."""
+    async def open(self) -> BodyWriter:
+        """Sends the headers and a first comment, so that proxies and clients know at once that the request is taken.
+
+        What is written by the result, without waiting, is to be told to `written`.
+        """
         await self.response.prepare(self._request)
-        self._body = BodyWriter(self._request)
+        body = BodyWriter(self._request)
         ping_with(self._request, self.ping)
         _notice_vanished_peer(self._request)
         await self.ping()
         self._timer = self._loop.call_later(self._keep_alive_s, self._check_silence)
+        return body
 
     def release(self) -> None:
         """Ends the timer, however the stream has ended."""
@@ -75,25 +78,12 @@ class EventStream:
     async def write(self, events: bytes) -> None:
         """Complete events, at least one."""
         await self.response.write(events)
+        self.written()
+
+    def written(self) -> None:
+        """Something has been: no comment is due."""
         self._last_write_s = self._loop.time()
         self.ping_is_due = False
-
-    def write_now(self, events: bytes) -> None:
-        """`write` for a stream that is not `paused`."""
-        assert self._body is not None
-        self._body.write(events)
-        self._last_write_s = self._loop.time()
-        self.ping_is_due = False
-
-    @property
-    def paused(self) -> bool:
-        """Whether the client leaves so much unread that writing would wait."""
-        return self._body is not None and self._body.paused
-
-    async def resumed(self) -> None:
-        """Waits until the client has read on."""
-        if self._body is not None and self._body.paused:
-            await self._body.resumed()
 
     async def ping(self) -> None:
         await self.write(PING)

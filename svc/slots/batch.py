@@ -27,6 +27,7 @@ class StepPlan:
     """A batch and what `commit` needs to know about it. Built by one `plan()` call, consumed by one `commit()` or `abort()`."""
 
     chunks: list[PlannedChunk] = field(default_factory=list)
+    captures: list[Reservation] = field(default_factory=list)  # of all chunks
     slots: dict[Slot, None] = field(default_factory=dict)  # slots in this step, with or without a chunk, in order
     sampling: list[Slot] = field(default_factory=list)
     saves: list[Closing] = field(default_factory=list)
@@ -39,10 +40,6 @@ class StepPlan:
     @property
     def empty(self) -> bool:
         return not (self.slots or self.saves or self.arriving)
-
-    @property
-    def captures(self) -> list[Reservation]:
-        return [capture for chunk in self.chunks for capture in chunk.captures]
 
     def states(self) -> list[tuple[Sequence, int]]:
         """The states that it captures and saves: (sequence, tokens before it)."""
@@ -65,7 +62,9 @@ def build_batch(plan: StepPlan, memory: StepMemory, *, ahead: bool) -> StepBatch
             Capture(index, capture.position, capture.place)
             for index, planned in enumerate(plan.chunks)
             for capture in planned.captures
-        ],
+        ]
+        if plan.captures
+        else (),
         samples=[_sample(slot) for slot in plan.sampling],
         ahead=ahead,
     )
@@ -77,12 +76,8 @@ _ONE_PENDING.setflags(write=False)
 
 def _chunk(planned: PlannedChunk) -> Chunk:
     slot = planned.slot
-    return Chunk(
-        row=slot.lease.row,
-        start=planned.start,
-        tokens=_ONE_PENDING if planned.pending else slot.sequence.tokens[planned.start : planned.end].copy(),
-        pages=slot.lease.table.array(planned.end),
-    )
+    tokens = _ONE_PENDING if planned.pending else slot.sequence.tokens[planned.start : planned.end].copy()
+    return Chunk(slot.lease.row, planned.start, tokens, slot.lease.table.array(planned.end))
 
 
 def _sample(slot: Slot) -> Sample:
@@ -90,14 +85,14 @@ def _sample(slot: Slot) -> Sample:
     request = sequence.request
     pending = slot.sampling - 1  # tokens before this one that are not known yet
     history = None
-    if request.params.has_penalties:
+    if sequence.penalized:
         history = History(np.append(sequence.tokens, np.full(pending, PENDING, np.int32)), sequence.num_prompt)
     return Sample(
         row=slot.lease.row,
         position=sequence.buffer.length + pending,
         choice=request.choice,
         params=request.params,
-        banned=sequence.banned_after(sequence.generated + pending),
+        banned=sequence.banned_after(sequence.generated + pending) if request.min_tokens else request.banned,
         history=history,
         stops=request.stop_ids,
         mask=request.constraint.mask if request.constraint is not None else None,

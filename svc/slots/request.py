@@ -109,6 +109,7 @@ class Sequence:
     resumed_at: int = 0
     reason: str = ""
     join: JoinWait | None = None
+    penalized: bool = False  # whether the choice of a token depends on earlier ones
     banned_at_first: tuple[int, ...] = ()  # before min_tokens: the stop ids too
     prefix_with: dict[int, int] = field(default_factory=dict)  # other sequence's order -> common prefix, compared once
     missed_join: int = 0  # a join point whose capture was skipped: not waited for again
@@ -125,7 +126,8 @@ class Sequence:
         """`context_tokens`: most that may be evaluated; the last token of an answer never is."""
         full_at = min(len(request.prompt) + request.max_tokens, context_tokens + 1)
         early = request.banned + tuple(request.stop_ids) if request.min_tokens else request.banned
-        return cls(request, order, now, TokenBuffer(request.prompt, request.max_tokens), full_at, banned_at_first=early)
+        buffer, penalized = TokenBuffer(request.prompt, request.max_tokens), request.params.has_penalties
+        return cls(request, order, now, buffer, full_at, penalized=penalized, banned_at_first=early)
 
     def banned_after(self, generated: int) -> tuple[int, ...]:
         """Tokens banned next, given the number generated so far."""

@@ -184,6 +184,7 @@ class Scheduler:
         start, end = slot.planned, slot.planned + num_tokens
         captures = self._reserve_captures(slot, end, now) if slot.wanted or self._capture_every else NO_CAPTURES
         plan.chunks.append(PlannedChunk(slot, start, end, slot.sampling > 0, captures))
+        plan.captures += captures
         slot.planned = end
         self._add_slot(plan, slot)
 

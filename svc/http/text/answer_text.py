@@ -65,6 +65,12 @@ class AnswerText:
         return self._checker.hit if self._checker else None
 
     @property
+    def complete(self) -> bool:
+        """Whether the answer ends here: at a stop string, or with all the tool calls that it may have."""
+        checker, parser = self._checker, self._parser
+        return (checker is not None and checker.hit is not None) or (parser is not None and parser.has_all_calls)
+
+    @property
     def num_calls(self) -> int:
         """Tool calls that it has, the one under way included."""
         return self._parser.num_calls if self._parser else 0

@@ -19,6 +19,7 @@ class Detokenizer:
         self._bytes = tokenizer.shown_bytes(show_control=show_control)
         self._shown = shown
         self._decoder = _new_decoder("replace")
+        self._inside = False  # a character that is not complete
 
     def push(self, token_id: int) -> str:
         """Text that `token_id` completes, often empty. An id beyond the vocabulary (a padded output row) has no text."""
@@ -26,7 +27,12 @@ class Detokenizer:
             return ""
         if token_id in self._shown:
             return self._decoder.decode(self._tokenizer.token_bytes(token_id))
-        return self._decoder.decode(self._bytes[token_id])
+        data = self._bytes[token_id]
+        if not self._inside and data.isascii():  # mostly; it spares the decoder, which is in Python
+            return data.decode("ascii")
+        text = self._decoder.decode(data)
+        self._inside = bool(self._decoder.getstate()[0])
+        return text
 
     def flush(self) -> str:
         """Text for bytes of a character that was never completed; nothing may be pushed afterwards."""

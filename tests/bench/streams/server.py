@@ -21,6 +21,7 @@ from svc.gguf.gguf_file import GgufFile
 from svc.http.server import HttpServer
 from svc.http.service import Door, ModelInfo, Service
 from svc.http.text.chat_template import ChatTemplate
+from svc.http.text.grammar.compiler import GrammarCompiler
 from svc.http.text.tokenizer import Tokenizer
 from svc.log import configure_logging
 from svc.memory.layout import MemoryLayout
@@ -107,7 +108,8 @@ async def serve(arguments: argparse.Namespace) -> None:
     await engine.start()
     gc.collect()
     gc.freeze()
-    door.open(Service(engine, tokenizer, template, model, "null", metrics, max_body_bytes=2**20))
+    grammars = GrammarCompiler(tokenizer, tokenizer.num_tokens)
+    door.open(Service(engine, tokenizer, template, model, grammars, "null", metrics, max_body_bytes=2**20))
     await asyncio.Event().wait()
 
 
