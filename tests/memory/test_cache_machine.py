@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from svc.memory.lease import COLD, Lease, Reservation, ResumePoint, StepMemory
 from svc.memory.placement import WantedKind
@@ -475,12 +476,14 @@ class AttentionOnlyTwoTiersMachine(AttentionOnlyMachine):
     host_tier = True
 
 
-MACHINE = settings(max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
-TestHybrid = MemoryMachine.TestCase
-TestHybrid.settings = MACHINE
-TestAttentionOnly = AttentionOnlyMachine.TestCase
-TestAttentionOnly.settings = MACHINE
-TestTwoTiers = TwoTiersMachine.TestCase
-TestTwoTiers.settings = MACHINE
-TestAttentionOnlyTwoTiers = AttentionOnlyTwoTiersMachine.TestCase
-TestAttentionOnlyTwoTiers.settings = MACHINE
+MACHINES = [MemoryMachine, AttentionOnlyMachine, TwoTiersMachine, AttentionOnlyTwoTiersMachine]
+
+
+@pytest.mark.parametrize("num_examples", [25, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_any_operations(machine: type[MemoryMachine], num_examples: int) -> None:
+    """The rules and invariants of the machine hold in random order."""
+    health = list(HealthCheck)
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=num_examples, stateful_step_count=50, deadline=None, suppress_health_check=health)
+    )

@@ -421,7 +421,8 @@ def test_small_ring_still_answers(make: Make) -> None:
 
 
 @pytest.mark.parametrize("hybrid", [True, False])
-def test_hundreds_of_requests_with_random_cancels(make: Make, hybrid: bool) -> None:
+@pytest.mark.parametrize("num_requests", [150, pytest.param(500, marks=pytest.mark.slow)])
+def test_hundreds_of_requests_with_random_cancels(make: Make, hybrid: bool, num_requests: int) -> None:
     """Scenario 16: shared prefixes, joins, preemptions, cancels at any moment, failing steps: every answer that ends by itself is
     exact, and nothing is leaked."""
     rng = random.Random(7)
@@ -429,7 +430,7 @@ def test_hundreds_of_requests_with_random_cancels(make: Make, hybrid: bool) -> N
     stems = [prompt(rng.randrange(1, 120), seed=s) for s in range(12)]
     live = []
     done = 0
-    for number in range(500):
+    for number in range(num_requests):
         tokens = stems[rng.randrange(12)][: rng.randrange(1, 200)] + prompt(rng.randrange(0, 40), seed=rng.randrange(30))
         if rng.random() < 0.3 and live:
             earlier = rng.choice(live)
@@ -448,7 +449,7 @@ def test_hundreds_of_requests_with_random_cancels(make: Make, hybrid: bool) -> N
         if answer.end.reason is FinishReason.LENGTH:
             done += 1
             assert len(answer.tokens) == min(request.max_tokens, 300 - len(request.prompt) + 1)
-    assert done > 300
+    assert done > 0.6 * num_requests
     harness.assert_nothing_leaked()
 
 
