@@ -9,6 +9,7 @@ one.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -73,15 +74,45 @@ class ComputeWorker:
 
 
 def _queued(executor: ThreadPoolExecutor, call: Callable[..., Value], *args: Any) -> "asyncio.Future[Value]":
-    job = asyncio.get_running_loop().run_in_executor(executor, call, *args)
+    """The outcome of a call on the thread. As `run_in_executor`, but one future instead of two: this is done for every step."""
+    loop = asyncio.get_running_loop()
+    job: asyncio.Future[Value] = loop.create_future()
     # A step may fail after its awaiter was cancelled. Retrieving the exception keeps it out of the loop's log.
     job.add_done_callback(_retrieve)
+
+    def run() -> None:
+        try:
+            outcome = call(*args)
+        except BaseException as error:
+            _tell(loop, job.set_exception, error)
+        else:
+            _tell(loop, job.set_result, outcome)
+
+    executor.submit(run)
     return job
 
 
+def _tell(loop: asyncio.AbstractEventLoop, settle: Callable[[Any], None], outcome: object) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(settle, outcome)
+
+
 async def _outcome(job: "asyncio.Future[Value]") -> Value:
-    """`asyncio.wait` and not `await job`: cancelling the wait does not cancel the job, not even one that has not begun."""
-    await asyncio.wait([job])
+    """Not `await job`: cancelling the wait does not cancel the job, not even one that has not begun.
+
+    The loop gets a turn even where the outcome is known: streams are written there.
+    """
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake(_: object) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    job.add_done_callback(wake)
+    try:
+        await waiter
+    finally:
+        job.remove_done_callback(wake)
     return job.result()
 
 

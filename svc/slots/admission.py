@@ -70,11 +70,11 @@ class PageForecast:
 
     def promised(self, slot: Slot) -> int:
         """Pages that a slot still takes until all its known tokens are evaluated, at most."""
-        return self._cache.num_wanted_pages(slot.lease, len(slot.sequence.tokens) + slot.sampling)
+        return self._cache.num_wanted_pages(slot.lease, slot.sequence.buffer.length + slot.sampling)
 
     def growth(self, sequence: Sequence) -> int:
         """Pages that its answer is expected to take beyond its known tokens."""
-        known, generated = len(sequence.tokens), sequence.generated
+        known, generated = sequence.buffer.length, sequence.generated
         expected = max(int(self._answer_tokens) - generated, generated, 1)
         limit = min(sequence.request.max_tokens - generated, self._context_tokens - known)
         return self._pages_for(known + max(min(expected, limit), 0)) - self._pages_for(known)

@@ -134,6 +134,21 @@ async def test_a_result_does_not_wait_for_the_next_step() -> None:
     await worker.close()
 
 
+async def test_the_loop_gets_a_turn_with_every_result() -> None:
+    """However fast the steps are: what was called soon before the result is asked for runs before it is there."""
+    backend = GatedBackend()
+    backend.gate.set()
+    worker = ComputeWorker(backend)
+    step = worker.submit(EMPTY)
+    turns: list[int] = []
+    await step.result()
+    for number in range(3):
+        asyncio.get_running_loop().call_soon(turns.append, number)
+        await step.result()
+        assert turns == list(range(number + 1))
+    await worker.close()
+
+
 async def test_errors_travel_and_end_nothing() -> None:
     """An exception of a step is the awaiter's; the next step runs."""
     backend = GatedBackend()
