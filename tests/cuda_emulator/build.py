@@ -63,22 +63,42 @@ def build_module(
 ) -> Path:
     """The shared library of one source: its kernels registered by name, linked to the runtime beside it."""
     runtime = build_runtime(build)
-    flags = [*_COMMON, *_cpu_flags(), *_KERNEL[build], f"-D__CUDA_ARCH__={arch * 10}"]
+    flags = (*_COMMON, *_cpu_flags(), *_KERNEL[build], f"-D__CUDA_ARCH__={arch * 10}")
     # Defined behind the emulator's own headers, which may use the same names.
     definitions = "".join(f"#define {name} {value}\n" for name, value in defines.items())
     exports = "".join(f"EMU_EXPORT({signature.kernel}, {signature.bounds or 1024})\n" for signature in signatures)
     text = f'{definitions}{source.text}\n#line 1 "exports"\n{exports}EMU_MODULE\n'
-    return _cached(source.name, build, [*flags, runtime.name, text], lambda target: _compile_module(target, text, flags, runtime))
+    return _cached(
+        source.name, build, [*flags, runtime.name, text], lambda target: _compile_module(target, text, build, flags, runtime)
+    )
 
 
 @cache
 def build_runtime(build: Build) -> Path:
     sources = [HERE / name for name in _RUNTIME_SOURCES[build]]
     flags = [*_COMMON, *_cpu_flags(), *_RUNTIME[build]]
-    content = [path.read_text() for path in sorted(HERE.rglob("*.*"))]  # the headers compiled into kernels too
     return _cached(
-        "runtime", build, [*flags, *content], lambda target: _run([*flags, *_LINK, *map(str, sources), "-o", str(target)])
+        "runtime", build, [*flags, *_runtime_texts()], lambda target: _run([*flags, *_LINK, *map(str, sources), "-o", str(target)])
     )
+
+
+@cache
+def _runtime_texts() -> tuple[str, ...]:
+    """The headers compiled into kernels too."""
+    return tuple(path.read_text() for path in sorted(HERE.rglob("*.*")))
+
+
+@cache
+def _build_header(build: Build, flags: tuple[str, ...]) -> Path:
+    """The emulator's headers, compiled once for all kernels: to parse them takes as long as most kernels. The file to include."""
+
+    def make(target: Path) -> None:
+        _run([*flags, "-I", str(HERE / "include"), "-x", "c++-header", str(HERE / "cuda_emu.h"), "-w", "-o", str(target)])
+
+    key = [*flags, str(HERE), *_runtime_texts()]
+    header = _cached("cuda_emu", build, key, make, ".h.gch").with_suffix("")
+    header.write_text(f'#include "{HERE / "cuda_emu.h"}"\n')  # of use only if g++ finds the compiled one beside it unfit
+    return header
 
 
 def cache_directory() -> Path:
@@ -93,10 +113,10 @@ def cache_directory() -> Path:
     return directory
 
 
-def _compile_module(target: Path, text: str, flags: list[str], runtime: Path) -> None:
+def _compile_module(target: Path, text: str, build: Build, flags: tuple[str, ...], runtime: Path) -> None:
     written, compiled = target.with_suffix(".cpp"), target.with_suffix(".o")
     written.write_text(text)
-    include = ["-I", str(HERE / "include"), "-include", str(HERE / "cuda_emu.h")]
+    include = ["-I", str(HERE / "include"), "-include", str(_build_header(build, flags))]
     link = [*_LINK, "-L", str(runtime.parent), f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN"]
     try:
         _run([*flags, *include, "-c", str(written), "-o", str(compiled)])
@@ -112,10 +132,10 @@ def _run(arguments: list[str]) -> None:
         raise CompileError(done.stderr[:8000])
 
 
-def _cached(name: str, build: Build, key: list[str], make: Callable[[Path], None]) -> Path:
+def _cached(name: str, build: Build, key: list[str], make: Callable[[Path], None], suffix: str = ".so") -> Path:
     """The file of this content, made by `make` unless it is there. Safe when several processes want it at once."""
     digest = hashlib.sha256("\0".join([_compiler_version(), *key]).encode()).hexdigest()[:20]
-    path = cache_directory() / f"{name}-{build}-{digest}.so"
+    path = cache_directory() / f"{name}-{build}-{digest}{suffix}"
     if not path.exists():
         with _locked(path.with_suffix(".lock")):
             if not path.exists():
