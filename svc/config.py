@@ -79,6 +79,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     thinking_budget: Annotated[
         int, Meta(ge=-1, le=2**24, description="most tokens an answer may reason where a request does not say; -1: no limit")
     ] = -1
+    mask_headers: Annotated[
+        Literal["messages", "all", "off"],
+        Meta(description="where lines that change with every request (x-anthropic-billing-header) are left out of the system text"),
+    ] = "messages"
     override_kv: Annotated[
         tuple[str, ...],
         Meta(

@@ -20,6 +20,7 @@ from svc.http.text.prompt_limit import PromptLimit
 from svc.http.text.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningTags
 from svc.http.text.tokenizer import Tokenizer
 from svc.http.text.tool_calls.offered_tools import OfferedTools
+from svc.http.text.volatile_lines import masked
 from svc.http.tool_options import ToolOptions, tool_options
 
 UNBOUNDED_TAIL_TOKENS = 256  # of a prompt whose messages cannot be told apart: what is looked at for open reasoning
@@ -35,26 +36,24 @@ class ChatPlan:
     show_reasoning: bool
     tools: ToolOptions
     grammar: AnswerGrammar | None
+    masked: list[str]  # header lines that were left out of the system text, by their names
 
     @property
     def needs_grammar(self) -> bool:
         return self.grammar is not None or self.tools.required or self.tools.has_strict
 
 
-def plan_chat(body: ChatIn, service: Service) -> ChatPlan:
-    """RequestError names the field at fault."""
+def plan_chat(body: ChatIn, service: Service, *, mask: bool | None = None) -> ChatPlan:
+    """RequestError names the field at fault. `mask`: whether header lines are left out of the system text; None: as the operator
+    wants it of every route."""
     service.check_model(body.model)
     options = chat_options(body, service.vocabulary)
     tools = tool_options(body.tools, body.tool_choice, body.parallel_tool_calls)
     grammar = answer_grammar(body)
     _check_combination(body, tools, grammar)
     form = service.answer_format
-    if tools.offered and form.calls is None:
-        message = "The chat template of this model has no form for tool calls, so it cannot be offered tools."
-        raise RequestError(message, param="tools", code="unsupported_parameter")
-    limit = PromptLimit(service.engine.context_tokens, "messages")
-    with blaming("messages"):
-        prompt = chat_template(service).encode_chat(body.messages, limit=limit, **rendering(body, service, tools))
+    masked_lines = _mask(body) if mask or (mask is None and service.mask_headers == "all") else []
+    prompt = _prompt(body, service, tools)
     parted = _reasoning_format(body, service) is ReasoningFormat.PARTED
     tags, inside = _reasoning(prompt, form.reasoning, service.tokenizer)
     rules = AnswerRules(
@@ -66,7 +65,41 @@ def plan_chat(body: ChatIn, service: Service) -> ChatPlan:
         thinking_budget=_budget(body, service),
     )
     shown_reasoning = body.include_reasoning is not False and not (body.reasoning or {}).get("exclude")
-    return ChatPlan(options, prompt, rules, shown_reasoning, tools, grammar)
+    return ChatPlan(options, prompt, rules, shown_reasoning, tools, grammar, masked_lines)
+
+
+def _mask(body: ChatIn) -> list[str]:
+    """Leaves header lines out of the first message if that is the system's; their names."""
+    first = body.messages[0] if body.messages else {}
+    content = first.get("content")
+    if first.get("role") not in ("system", "developer"):
+        return []
+    if isinstance(content, str):
+        content, names = masked(content)
+    elif isinstance(content, list) and content and isinstance(content[0], dict) and isinstance(content[0].get("text"), str):
+        text, names = masked(content[0]["text"])
+        content = [content[0] | {"text": text}, *content[1:]]
+    else:
+        return []
+    body.messages = [first | {"content": content}, *body.messages[1:]]
+    return names
+
+
+def count_prompt(body: ChatIn, service: Service, *, mask: bool | None = None) -> int:
+    """Tokens of the conversation's prompt. `mask` as in `plan_chat`."""
+    service.check_model(body.model)
+    if mask or (mask is None and service.mask_headers == "all"):
+        _mask(body)
+    return len(_prompt(body, service, tool_options(body.tools, body.tool_choice, body.parallel_tool_calls)).ids)
+
+
+def _prompt(body: ChatIn, service: Service, tools: ToolOptions) -> PromptTokens:
+    if tools.offered and service.answer_format.calls is None:
+        message = "The chat template of this model has no form for tool calls, so it cannot be offered tools."
+        raise RequestError(message, param="tools", code="unsupported_parameter")
+    limit = PromptLimit(service.engine.context_tokens, "messages")
+    with blaming("messages"):
+        return chat_template(service).encode_chat(body.messages, limit=limit, **rendering(body, service, tools))
 
 
 def compiled(plan: ChatPlan, compiler: GrammarCompiler) -> AnswerRules:

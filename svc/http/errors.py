@@ -33,16 +33,35 @@ class ApiError(Exception):
         """The JSON object of a response, or of the event that ends a stream."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
-    def response(self) -> web.Response:
+    def response(self, body: object = None) -> web.Response:
+        """`body`: another form of the JSON object."""
         headers = dict(self.headers)
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
         response = web.Response(
-            status=self.status, body=msgspec.json.encode(self.body()), content_type=CONTENT_TYPE, headers=headers
+            status=self.status, body=msgspec.json.encode(body or self.body()), content_type=CONTENT_TYPE, headers=headers
         )
         if self.closes:
             response.force_close()
         return response
+
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_body(error: ApiError, request_id: str | None = None) -> dict[str, object]:
+    """The JSON object of an error on Anthropic's routes."""
+    kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    body: dict[str, object] = {"type": "error", "error": {"type": kind, "message": error.message}}
+    return body if request_id is None else body | {"request_id": request_id}
 
 
 def unavailable(message: str, code: str) -> ApiError:

@@ -3,7 +3,7 @@
 import math
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,6 +44,19 @@ def naming(param: str) -> Iterator[None]:
     except RequestError as error:
         if error.param is None:
             raise RequestError(f"{param}: {error}", param=param, code=error.code) from None
+        raise
+
+
+@contextmanager
+def translating(names: Mapping[str, str]) -> Iterator[None]:
+    """Gives the fields that a RequestError names the names that they have in the client's own form of the request."""
+    try:
+        yield
+    except RequestError as error:
+        for name, original in names.items():
+            if error.param is not None and re.match(re.escape(name) + r"(?!\w)", error.param):
+                text = re.sub(r"\b" + re.escape(name) + r"(?!\w)", original, str(error), count=1)
+                raise RequestError(text, param=original + error.param[len(name) :], code=error.code) from None
         raise
 
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
+from msgspec import UNSET
+
 from svc.errors import RequestError
 from svc.http.answer import MAX_UNREAD_BYTES, Answer, AnswerBuffer
 from svc.http.answer_rules import FREE, AnswerRules
@@ -35,6 +37,7 @@ class Generation:
     arrival_s: float
     new_buffer: Callable[[], AnswerBuffer]  # called once for each answer
     rules: AnswerRules = FREE
+    masked: Sequence[str] = ()  # lines of the prompt that were left out for the cache's sake, by their names
     created: int = field(default_factory=lambda: int(time.time()))
     answers: list[Answer] = field(default_factory=list)
     inbox: Inbox = field(init=False)
@@ -147,11 +150,12 @@ class Generation:
         reports = [report.cache for answer in self.answers if (report := self.report_of(answer))]
         if not reports:
             return None
-        return HeadraceOut(reports[0], reports) if len(reports) > 1 else HeadraceOut(reports[0])
+        return HeadraceOut(reports[0], reports if len(reports) > 1 else UNSET, list(self.masked) or UNSET)
 
     def report_of(self, answer: Answer) -> HeadraceOut | None:
         """`report` of one answer that has ended."""
         if not self.options.cache_report or answer.finished is None:
             return None
         cache = answer.finished.cache
-        return HeadraceOut(CacheReportOut(cache.matched_tokens, cache.resumed_at, cache.reason))
+        report = CacheReportOut(cache.matched_tokens, cache.resumed_at, cache.reason)
+        return HeadraceOut(report, masked=list(self.masked) or UNSET)

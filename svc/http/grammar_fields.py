@@ -7,7 +7,7 @@ from typing import Any
 
 from svc.errors import RequestError
 from svc.http.fields import naming, shown, unsupported
-from svc.http.schema import GenerationIn, JsonObject
+from svc.http.schema import AnswerIn, JsonObject
 from svc.http.text.grammar.lark import json_rule
 from svc.http.text.grammar.spec import ANY_OBJECT, GrammarSpec, Notation, choice_spec, schema_spec
 
@@ -26,7 +26,7 @@ class AnswerGrammar:
     param: str
 
 
-def answer_grammar(body: GenerationIn) -> AnswerGrammar | None:
+def answer_grammar(body: AnswerIn) -> AnswerGrammar | None:
     """None if the answer is free. RequestError for a field that is no grammar, and for two that both are."""
     found = list(_grammars(body))
     if len(found) > 1:
@@ -35,7 +35,7 @@ def answer_grammar(body: GenerationIn) -> AnswerGrammar | None:
     return found[0] if found else None
 
 
-def _grammars(body: GenerationIn) -> Iterator[AnswerGrammar]:
+def _grammars(body: AnswerIn) -> Iterator[AnswerGrammar]:
     spec = _response_format(body.response_format)
     if spec:
         yield AnswerGrammar(spec, "response_format")
@@ -58,10 +58,10 @@ def _grammars(body: GenerationIn) -> Iterator[AnswerGrammar]:
 
 
 def _response_format(value: JsonObject | None) -> GrammarSpec | None:
-    if value is None:
+    if not value:
         return None
     match value.get("type"):
-        case "text" | None:
+        case "text":
             return None
         case "json_object":
             schema = value.get("schema")  # llama-server's, and Together's
@@ -69,7 +69,7 @@ def _response_format(value: JsonObject | None) -> GrammarSpec | None:
         case "json_schema":
             return _openai_schema(value.get("json_schema"))
         case other:
-            raise unsupported("response_format.type", json.dumps(other))
+            raise unsupported("response_format.type", json.dumps(other)[:80])
 
 
 def _openai_schema(value: Any) -> GrammarSpec:

@@ -19,15 +19,28 @@ class Route(enum.Flag):
     TEXT = enum.auto()
     NATIVE = enum.auto()
     TEMPLATE = enum.auto()
+    RESPONSES = enum.auto()
+    ANTHROPIC = enum.auto()
 
 
 CHAT, TEXT, NATIVE, TEMPLATE = Route.CHAT, Route.TEXT, Route.NATIVE, Route.TEMPLATE
 NOWHERE = Route(0)
-ANSWERS = CHAT | TEXT | NATIVE  # the routes that generate
+RESPONSES, ANTHROPIC = Route.RESPONSES, Route.ANTHROPIC
+MANY = CHAT | TEXT | NATIVE  # the routes that may give several answers
+SINGLE = RESPONSES | ANTHROPIC
+ANSWERS = MANY | SINGLE  # the routes that generate
 PROMPTS = TEXT | NATIVE
 MESSAGES = CHAT | TEMPLATE
+TALKS = CHAT | SINGLE  # those that answer a conversation
 
-PATHS = {CHAT: "/v1/chat/completions", TEXT: "/v1/completions", NATIVE: "/completion", TEMPLATE: "/apply-template"}
+PATHS = {
+    CHAT: "/v1/chat/completions",
+    TEXT: "/v1/completions",
+    NATIVE: "/completion",
+    TEMPLATE: "/apply-template",
+    RESPONSES: "/v1/responses",
+    ANTHROPIC: "/v1/messages",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +101,7 @@ def _harmless(*names: str) -> Iterator[Known]:
 
 def _budgets(*names: str) -> Iterator[Known]:
     """Of a conversation's reasoning; a bare prompt has none."""
-    return (Known(name, done=CHAT, refused=PROMPTS, unless=only(-1)) for name in names)
+    return (Known(name, done=CHAT, refused=PROMPTS | SINGLE, unless=only(-1)) for name in names)
 
 
 # fmt: off
@@ -96,46 +109,64 @@ KNOWN_FIELDS: tuple[Known, ...] = (
     # -- what to answer
     *_done(ANSWERS, "model"),
     *_done(PROMPTS, "prompt"),
-    *_done(MESSAGES, "messages", "add_generation_prompt", "continue_final_message"),
-    *_done(MESSAGES, "tools", "tool_choice"),
+    *_done(MESSAGES | ANTHROPIC, "messages"),
+    *_done(RESPONSES, "input", "instructions", "include", "text"),
+    *_done(MESSAGES, "add_generation_prompt", "continue_final_message"),
+    *_done(MESSAGES | SINGLE, "tools", "tool_choice"),
     *_refused(PROMPTS, only([]), "tools"),
-    Known("chat_template_kwargs", done=MESSAGES, refused=PROMPTS, unless=only({})),
-    *_refused(MESSAGES, only(""), "chat_template", "system"),  # a template, and a system prompt, outside of where they belong
-    *_refused(MESSAGES, only([]), "documents", "functions"),
-    *_refused(CHAT, only("none", "auto"), "function_call"),
-    *_done(CHAT, "parallel_tool_calls"),
-    *_refused(CHAT, OFF, "add_special_tokens"),
+    Known("chat_template_kwargs", done=MESSAGES | SINGLE, refused=PROMPTS, unless=only({})),
+    # A template, and a system prompt, outside of where they belong.
+    *_refused(MESSAGES | SINGLE, only(""), "chat_template"),
+    Known("system", done=ANTHROPIC, refused=MESSAGES | RESPONSES, unless=only("")),
+    *_refused(MESSAGES | SINGLE, only([]), "documents", "functions"),
+    *_refused(TALKS, only("none", "auto"), "function_call"),
+    Known("parallel_tool_calls", done=CHAT | RESPONSES, refused=ANTHROPIC, unless=ON),
+    *_refused(RESPONSES, NULL, "previous_response_id", "conversation", "prompt"),  # nothing is stored that they could name
+    *_refused(RESPONSES, OFF, "background"),
+    *_refused(RESPONSES, only("disabled"), "truncation"),
+    *_refused(ANTHROPIC, only([]), "mcp_servers"),
+    *_refused(ANTHROPIC, NULL, "container"),
+    *_harmless("context_management", "betas", "client_metadata", "max_tool_calls"),
+    *_refused(TALKS, OFF, "add_special_tokens"),
     *_refused(PROMPTS, ON, "add_special_tokens", "add_bos_token"),
     *_refused(ANSWERS, only(-1), "truncate_prompt_tokens"),
     *_refused(PROMPTS, only(""), "suffix", "prompt_embeds"),
-    *_refused(CHAT, only(""), "suffix"),
-    Known("echo", done=TEXT, refused=CHAT | NATIVE, unless=OFF),
+    *_refused(TALKS, only(""), "suffix"),
+    Known("echo", done=TEXT, refused=TALKS | NATIVE, unless=OFF),
     *_refused(ANSWERS, only([]), "image_data", "images"),
     *_refused(ANSWERS, only({}), "extra_body"),  # the SDKs put its fields into the body; sent as it is, they are all lost
 
     # -- thinking
-    *_done(MESSAGES, "enable_thinking", "thinking", "reasoning", "reasoning_effort", "preserve_thinking"),
-    *_refused(PROMPTS, NULL, "enable_thinking", "thinking", "reasoning", "reasoning_effort"),
+    Known("enable_thinking", done=MESSAGES | SINGLE, refused=PROMPTS),
+    Known("thinking", done=MESSAGES | ANTHROPIC, refused=PROMPTS | RESPONSES),
+    Known("reasoning", done=MESSAGES | RESPONSES, refused=PROMPTS | ANTHROPIC),
+    Known("reasoning_effort", done=MESSAGES, refused=PROMPTS | SINGLE),
+    Known("preserve_thinking", done=MESSAGES, refused=SINGLE),
+    *_done(ANTHROPIC, "output_config", "output_format"),
     *_refused(ANSWERS, NULL, "think"),
     *_budgets("thinking_budget", "thinking_budget_tokens", "thinking_token_budget", "reasoning_budget", "reasoning_budget_tokens"),
-    *_done(CHAT, "reasoning_format", "include_reasoning", "separate_reasoning"),
+    Known("reasoning_format", done=CHAT, refused=SINGLE, unless=only("auto")),
+    *(Known(name, done=CHAT, refused=SINGLE, unless=ON) for name in ("include_reasoning", "separate_reasoning")),
     *_harmless("stream_reasoning", "reasoning_in_content", "thinking_forced_open", "reasoning_budget_message"),
 
     # -- length, ends and form of the answer
     *_done(ANSWERS, "max_tokens", "n_predict", "num_predict", "max_new_tokens"),
-    *_done(ANSWERS, "min_tokens", "ignore_eos", "stop", "stop_token_ids", "n"),
-    *_done(CHAT, "max_completion_tokens"),
+    *_done(ANSWERS, "min_tokens", "ignore_eos", "stop", "stop_token_ids"),
+    Known("n", done=MANY, refused=SINGLE, unless=only(1)),
+    Known("max_completion_tokens", done=CHAT, refused=SINGLE),
+    Known("max_output_tokens", done=RESPONSES, refused=MANY | ANTHROPIC),
+    Known("stop_sequences", done=ANTHROPIC, refused=MANY | RESPONSES, unless=only([])),
     *_done(NATIVE, "t_max_predict_ms"),
-    *_refused(CHAT | TEXT, at_most(0), "t_max_predict_ms"),
-    Known("best_of", done=TEXT, refused=CHAT | NATIVE, unless=only(1)),
+    *_refused(TALKS | TEXT, at_most(0), "t_max_predict_ms"),
+    Known("best_of", done=TEXT, refused=TALKS | NATIVE, unless=only(1)),
     *_refused(ANSWERS, only(1), "n_cmpl"),
     *_refused(ANSWERS, OFF, "include_stop_str_in_output", "no_stop_trim"),
     *_refused(ANSWERS, ON, "skip_special_tokens"),
     *_refused(ANSWERS, only("", []), "stop_regex"),
     *_refused(ANSWERS, only(0), "n_indent"),
     *_refused(CHAT, only("medium"), "verbosity"),
-    *_refused(CHAT, NULL, "audio", "web_search_options", "moderation"),
-    *_refused(CHAT, TEXT_ONLY, "modalities"),
+    *_refused(TALKS, NULL, "audio", "web_search_options", "moderation"),
+    *_refused(TALKS, TEXT_ONLY, "modalities"),
     *_refused(ANSWERS, NULL, "repetition_detection"),
     *_harmless("stopping_strings", "ban_eos_token", "min_length", "trim_stop"),  # SillyTavern sends them beside our names
     *_harmless("minimum_message_content_tokens", "spaces_between_special_tokens", "prediction", "grammar_retain_state"),
@@ -161,7 +192,7 @@ KNOWN_FIELDS: tuple[Known, ...] = (
     *_refused(ANSWERS, BELOW_ZERO, "adaptive_target"),
     *_refused(ANSWERS, only([]), "bad_words", "banned_strings", "allowed_token_ids", "logits_processors", "sampler_order"),
     *_refused(ANSWERS, only([], ""), "sampler_priority", "banned_tokens"),
-    *_refused(CHAT | TEXT, only([], ""), "custom_token_bans"),  # /completion gets SillyTavern's in `logit_bias` too
+    *_refused(TALKS | TEXT, only([], ""), "custom_token_bans"),  # /completion gets SillyTavern's in `logit_bias` too
     *_refused(ANSWERS, only("", []), "custom_logit_processor"),
     *_refused(ANSWERS, only({}), "custom_params", "vllm_xargs"),
     *_refused(ANSWERS, only([], ""), "lora", "lora_path"),
@@ -173,9 +204,11 @@ KNOWN_FIELDS: tuple[Known, ...] = (
     *_harmless("sampler_seed", "rep_pen", "rep_pen_range", "rep_pen_slope", "repetition_penalty_range", "repetition_decay"),
 
     # -- what is told
-    *_done(ANSWERS, "stream", "stream_options", "return_token_ids", "cache_report"),
-    *_done(CHAT | TEXT, "logprobs"),
-    *_done(CHAT, "top_logprobs"),
+    *_done(ANSWERS, "stream", "cache_report"),
+    *_done(MANY, "stream_options"),
+    Known("return_token_ids", done=MANY, refused=SINGLE, unless=OFF),
+    Known("logprobs", done=CHAT | TEXT, refused=SINGLE, unless=OFF),
+    Known("top_logprobs", done=CHAT | RESPONSES, refused=ANTHROPIC, unless=only(0)),
     *_done(NATIVE, "n_probs", "return_tokens", "response_fields"),
     *_refused(ANSWERS, NULL, "prompt_logprobs"),
     *_refused(ANSWERS, only([]), "logprob_token_ids"),

@@ -2,8 +2,8 @@
 
 import re
 
+from svc.http.decoding import REQUESTS
 from svc.http.known_fields import KNOWN_FIELDS
-from svc.http.schema import REQUESTS
 
 # Inside of messages and tools, whose objects have no schema of their own.
 _INNER = {"role", "content", "type", "text", "name", "tool_calls", "function", "arguments", "reasoning_content", "include_usage"}

@@ -61,6 +61,13 @@ class ChatLogprobs:
         return text, _finite(logprob), raw
 
 
+class ResponsesLogprobs(ChatLogprobs):
+    """The same entries as a bare list."""
+
+    def take(self) -> Raw:
+        return Raw(self._content.take())
+
+
 class NativeProbabilities:
     """llama-server's `completion_probabilities`: one `NativeProbabilityOut` per token."""
 

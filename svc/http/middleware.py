@@ -10,7 +10,7 @@ from aiohttp.hdrs import METH_ALL
 from aiohttp.typedefs import Handler
 
 from svc.http.answer import GenerationFailedError
-from svc.http.errors import ApiError, api_error, internal_error, is_our_bug
+from svc.http.errors import ApiError, anthropic_body, api_error, internal_error, is_our_bug
 from svc.http.generation import Generation
 from svc.http.log_fields import loggable
 from svc.http.protocol import CONTINUE_EXPECTED, EXPECTATION, REFUSAL
@@ -82,13 +82,19 @@ async def with_errors(request: web.Request, handler: Handler) -> web.StreamRespo
         return web.Response(status=CLIENT_LEFT)
     except GenerationFailedError as error:
         scope.error = str(error)
-        return internal_error(scope.id).response()
+        return _error_response(internal_error(scope.id), request, scope)
     except Exception as error:
         if is_our_bug(error):
             request.app[LOGGER].exception("request_failed", request_id=scope.id, path=request.path)
         answer = api_error(error, request, scope.id)
         scope.refused(answer)
-        return answer.response()
+        return _error_response(answer, request, scope)
+
+
+def _error_response(error: ApiError, request: web.Request, scope: RequestScope) -> web.Response:
+    """In the form of the route's own dialect."""
+    is_anthropic = request.path.removeprefix("/v1").startswith("/messages")
+    return error.response(anthropic_body(error, scope.id) if is_anthropic else None)
 
 
 @web.middleware

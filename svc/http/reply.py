@@ -12,7 +12,7 @@ from svc.http.generation import Generation
 from svc.http.middleware import RequestScope, scope_of
 from svc.http.protocol import BodyWriter
 from svc.http.service import LOGGER, Service
-from svc.http.sse import EventStream, event
+from svc.http.sse import EventStream
 
 
 class Dialect(Protocol):
@@ -26,6 +26,9 @@ class Dialect(Protocol):
 
     def last_events(self) -> bytes:
         """Those that follow when all answers have ended well."""
+
+    def error_event(self, error: ApiError) -> bytes:
+        """The one that ends a stream that has failed."""
 
 
 async def reply(request: web.Request, service: Service, generation: Generation, dialect: Dialect) -> web.StreamResponse:
@@ -59,7 +62,7 @@ async def _stream(
     except ConnectionResetError:
         scope.client_left = True
     except Exception as error:
-        await _send_error(events, request, scope, error)
+        await _send_error(events, request, scope, error, dialect)
     finally:
         events.release()
     return events.response
@@ -105,7 +108,7 @@ def _raise_error(answers: Iterable[Answer]) -> None:
             raise answer.error
 
 
-async def _send_error(events: EventStream, request: web.Request, scope: RequestScope, error: Exception) -> None:
+async def _send_error(events: EventStream, request: web.Request, scope: RequestScope, error: Exception, dialect: Dialect) -> None:
     """The stream ends with an error event, and without [DONE]: nobody may take the answer for complete."""
     if isinstance(error, GenerationFailedError):
         answer: ApiError = internal_error(scope.id)
@@ -116,7 +119,7 @@ async def _send_error(events: EventStream, request: web.Request, scope: RequestS
         answer = api_error(error, request, scope.id)
         scope.refused(answer)
     try:
-        await events.close(event(answer.body()))
+        await events.close(dialect.error_event(answer))
     except ConnectionResetError:
         scope.client_left = True
 

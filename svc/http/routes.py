@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from svc.http.endpoints import chat, completions, health, metrics, models, native, server_state, tokens
+from svc.http.endpoints import chat, completions, health, messages, metrics, models, native, responses, server_state, tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,10 @@ ROUTES = (
     *_both("POST", "/completions", completions.create),
     *_both("GET", "/models", models.list_all),
     *_both("GET", "/models/{model:.+}", models.show),
+    *_both("POST", "/responses", responses.create),
+    *_both("POST", "/responses/input_tokens", responses.count_tokens),
+    *_both("POST", "/messages", messages.create),
+    *_both("POST", "/messages/count_tokens", messages.count_tokens),
     *_both("POST", "/completion", native.create),
     *_both("POST", "/apply-template", chat.apply_template),
     *_both("POST", "/tokenize", tokens.tokenize),

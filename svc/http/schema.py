@@ -1,20 +1,12 @@
 """The JSON that clients send and get, as Structs. Unknown request fields are ignored: every agent sends some.
 
-Here are names and types. `options.py` and `fields.py` check values; `known_fields.py` has the fields that are refused.
+Here are names and types. `decoding.py` reads them, `options.py` and `fields.py` check values, `known_fields.py` has the fields that
+are refused.
 """
 
-import gc
-import re
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
-
-from svc.errors import RequestError
-from svc.http.json_scan import check_weight
-from svc.http.known_fields import Route
-from svc.http.refusal import refuse_unsupported, with_refused_fields
-from svc.http.text.json_escapes import well_formed_json
 
 JsonObject = dict[str, Any]
 Whole = int | float  # clients written in JavaScript or Lua send 2.0 and mean 2; `fields.whole` refuses 2.5
@@ -27,12 +19,11 @@ class StreamOptions(Struct):
     include_usage: bool | None = None
 
 
-class GenerationIn(Struct, kw_only=True):
+class AnswerIn(Struct, kw_only=True):
     """What all endpoints that generate have in common."""
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     max_tokens: Whole | None = None
     n_predict: Whole | None = None
     max_new_tokens: Whole | None = None
@@ -44,7 +35,6 @@ class GenerationIn(Struct, kw_only=True):
     seed: Whole | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Whole] | None = None
-    n: Whole | None = None
     ignore_eos: bool | None = None
     min_tokens: Whole | None = None
     logit_bias: Any = None
@@ -67,8 +57,15 @@ class GenerationIn(Struct, kw_only=True):
     format: Any = None
     structured_outputs: JsonObject | None = None
     cache_prompt: bool | None = None
-    return_token_ids: bool | None = None
     cache_report: bool | None = None
+
+
+class GenerationIn(AnswerIn, kw_only=True):
+    """What those have that may give several answers."""
+
+    stream_options: StreamOptions | None = None
+    n: Whole | None = None
+    return_token_ids: bool | None = None
 
 
 class ChatIn(GenerationIn, kw_only=True):
@@ -149,69 +146,6 @@ class DetokenizeIn(Struct):
     tokens: list[int]
 
 
-REQUESTS: tuple[type[Struct], ...] = (ChatIn, CompletionIn, NativeIn, ApplyTemplateIn, TokenizeIn, DetokenizeIn)
-
-In = TypeVar("In", bound=Struct)
-
-ROUTES: dict[type[Struct], Route] = {
-    ChatIn: Route.CHAT,
-    CompletionIn: Route.TEXT,
-    NativeIn: Route.NATIVE,
-    ApplyTemplateIn: Route.TEMPLATE,
-}
-_WITH_REFUSED = {kind: with_refused_fields(kind, route) for kind, route in ROUTES.items()}
-
-_AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
-_MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
-
-
-def decode(kind: type[In], body: bytes | bytearray) -> In:
-    """A request body as a Struct; RequestError with the path of the field at fault. Lone surrogates become U+FFFD."""
-    value: In = _decoded(_WITH_REFUSED.get(kind, kind), body)
-    if kind in ROUTES:
-        refuse_unsupported(value, ROUTES[kind])
-    return value
-
-
-def _decoded(kind: Any, body: bytes | bytearray) -> Any:
-    check_weight(body)
-    try:
-        return _built(kind, well_formed_json(body))
-    except msgspec.ValidationError as error:
-        raise _request_error(str(error)) from None
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise _not_json(body, error) from None
-
-
-def _built(kind: Any, body: bytes | bytearray) -> Any:
-    """Decodes without the garbage collector: nothing is garbage yet, and finding that out would take longer than decoding."""
-    gc.disable()
-    try:
-        return msgspec.json.decode(body, type=kind)
-    finally:
-        gc.enable()
-
-
-def _not_json(body: bytes | bytearray, error: Exception) -> RequestError:
-    """Whatever the decoder says of a text that is no JSON."""
-    if not body or body.isspace():
-        return RequestError("The request body is empty; a JSON object is expected.")
-    if isinstance(error, RecursionError):
-        return RequestError("The request body is nested too deeply.", code="invalid_json")
-    return RequestError(f"The request body is not valid JSON: {str(error)[:200]}.", code="invalid_json")
-
-
-def _request_error(message: str) -> RequestError:
-    at = _AT.search(message)
-    path = at["path"] if at else ""
-    missing = _MISSING.search(message)
-    if missing:
-        param = f"{path}.{missing['field']}" if path else missing["field"]
-        return RequestError(f"{param} is required.", param=param, code="missing_field")
-    text = message[: at.start()] if at else message
-    return RequestError(f"{path or 'The request body'}: {text}.", param=path or None, code="invalid_type")
-
-
 # -- answers ------------------------------------------------------------------------------------------------------------------
 
 
@@ -258,6 +192,7 @@ class HeadraceOut(Struct, omit_defaults=True):
 
     cache: CacheReportOut
     caches: list[CacheReportOut] | UnsetType = UNSET
+    masked: list[str] | UnsetType = UNSET  # header lines that were left out of the prompt, because they change with every request
 
 
 class TopLogprobOut(Struct):

@@ -4,7 +4,7 @@ import enum
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from aiohttp import web
 
@@ -66,6 +66,9 @@ class ModelInfo:
     path: str = ""  # of its file
 
 
+MaskHeaders = Literal["messages", "all", "off"]
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
     """What the operator wants of answers whose requests say nothing."""
@@ -92,6 +95,7 @@ class Service:
     show_prompts: bool = False  # whether /slots may tell what people wrote
     answer_format: AnswerFormat = NO_FORMAT
     answers: AnswerSettings = AnswerSettings()
+    mask_headers: MaskHeaders = "messages"  # where lines that change with every request are left out of the system text
     prefill_assistant: bool = False  # whether a final message of the assistant is continued without being asked for
     rounds: Rounds = field(default_factory=Rounds)  # in which streamed answers are written
 

@@ -25,6 +25,11 @@ def event(value: object) -> bytes:
     return b"data: " + _encode(value) + b"\n\n"
 
 
+def named_event(name: str, value: object) -> bytes:
+    """As `event`, with its name in front."""
+    return b"event: " + name.encode() + b"\ndata: " + _encode(value) + b"\n\n"
+
+
 class EventTemplate:
     """Events that differ in one text: the rest is encoded once."""
 

@@ -13,7 +13,7 @@ import structlog
 
 from svc.http.access import ApiKeys
 from svc.http.server import HttpServer
-from svc.http.service import AnswerSettings, Door, ModelInfo, Service
+from svc.http.service import AnswerSettings, Door, MaskHeaders, ModelInfo, Service
 from svc.http.text.answer_format import NO_FORMAT, answer_format
 from svc.http.text.chat_template import ChatTemplate
 from svc.http.text.grammar.compiler import GrammarCompiler
@@ -92,6 +92,7 @@ async def serving(
     show_prompts: bool = False,
     prefill_assistant: bool = False,
     answers: AnswerSettings | None = None,
+    mask_headers: MaskHeaders = "messages",
     vocab_size: int = VOCAB_SIZE,
 ) -> AsyncIterator[Harness]:
     """`clock` is the door's, on which the fake engine's last progress is 0. `vocab_size` is the model's, padding included."""
@@ -112,7 +113,7 @@ async def serving(
         service = service_of(engine, metrics, keep_alive_s, strict_name, template)
         model = replace(service.model, vocab_size=vocab_size)
         settings: dict[str, Any] = {"show_prompts": show_prompts, "prefill_assistant": prefill_assistant}
-        settings |= {"max_body_bytes": max_body_bytes, "answers": answers or AnswerSettings()}
+        settings |= {"max_body_bytes": max_body_bytes, "answers": answers or AnswerSettings(), "mask_headers": mask_headers}
         door.open(replace(service, model=model, **settings))
     try:
         async with aiohttp.ClientSession(url) as client:

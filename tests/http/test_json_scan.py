@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from svc.errors import RequestError
+from svc.http.decoding import REQUESTS, decode
 from svc.http.json_scan import (
     ESCAPES_PER_VALUE,
     EXTRA_WEIGHT,
@@ -22,7 +23,7 @@ from svc.http.json_scan import (
     _Scan,
     check_weight,
 )
-from svc.http.schema import REQUESTS, ChatIn, CompletionIn, decode
+from svc.http.schema import ChatIn, CompletionIn
 
 ESCAPE = re.compile(rb"\\.", re.DOTALL)
 SLICE = 64  # the shortest that the scan takes

@@ -10,8 +10,10 @@ import pytest
 from msgspec import inspect
 
 from svc.http.access import ApiKeys
+from svc.http.anthropic.schema import MessagesIn
 from svc.http.known_fields import KNOWN_FIELDS
 from svc.http.log_fields import loggable
+from svc.http.responses.schema import ResponsesIn
 from svc.http.routes import ROUTES
 from svc.http.schema import ApplyTemplateIn, ChatIn, CompletionIn, DetokenizeIn, NativeIn, TokenizeIn
 from tests.fakes.fake_engine import FakeEngine, saying
@@ -26,6 +28,10 @@ SCHEMAS = {
     "/apply-template": ApplyTemplateIn,
     "/tokenize": TokenizeIn,
     "/detokenize": DetokenizeIn,
+    "/v1/responses": ResponsesIn,
+    "/v1/responses/input_tokens": ResponsesIn,
+    "/v1/messages": MessagesIn,
+    "/v1/messages/count_tokens": MessagesIn,
 }
 SOUND: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": WORD}]},
@@ -34,6 +40,10 @@ SOUND: dict[str, dict[str, Any]] = {
     "/apply-template": {"messages": [{"role": "user", "content": WORD}]},
     "/tokenize": {"content": WORD},
     "/detokenize": {"tokens": [1]},
+    "/v1/responses": {"input": WORD},
+    "/v1/responses/input_tokens": {"input": WORD},
+    "/v1/messages": {"messages": [{"role": "user", "content": WORD}]},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": WORD}]},
 }
 CALL = {"id": WORD, "type": WORD, "function": {"name": WORD, "arguments": WORD}}
 # What may stand in a field: texts, keys, and what a message or a tool can be, deep and shallow.

@@ -10,6 +10,8 @@ from svc.http.answer import Answer, AnswerBuffer, TextDelta
 from svc.http.body import with_body
 from svc.http.chat_parts import deltas_of, message_of
 from svc.http.chat_plan import ChatPlan, chat_template, compiled, plan_chat, rendering
+from svc.http.decoding import decode
+from svc.http.errors import ApiError
 from svc.http.generation import Generation
 from svc.http.logprobs import ChatLogprobs
 from svc.http.middleware import scope_of
@@ -24,7 +26,6 @@ from svc.http.schema import (
     ChatIn,
     ChatOut,
     DeltaOut,
-    decode,
 )
 from svc.http.service import DOOR, Service
 from svc.http.sse import DONE, HOLE, EventTemplate, event
@@ -47,17 +48,19 @@ def _plan(raw: bytearray, service: Service) -> ChatPlan:
     return plan_chat(decode(ChatIn, raw), service)
 
 
-async def start(request: web.Request, service: Service, plan: ChatPlan, id: str) -> Generation:
-    """The answers to a conversation, not yet asked for."""
+async def start(
+    request: web.Request, service: Service, plan: ChatPlan, id: str, logprobs: type[ChatLogprobs] = ChatLogprobs
+) -> Generation:
+    """The answers to a conversation, not yet asked for. `logprobs` writes those of their tokens."""
     rules = plan.rules
     if plan.needs_grammar:
         rules = await request.app[TEXT_THREADS].run_apart(compiled, plan, service.grammars)
     options = plan.options
 
     def new_buffer() -> AnswerBuffer:
-        return AnswerBuffer(ChatLogprobs(service.tokenizer) if options.logprobs else None, options.return_token_ids)
+        return AnswerBuffer(logprobs(service.tokenizer) if options.logprobs else None, options.return_token_ids)
 
-    return Generation(service, id, [plan.prompt], options, scope_of(request).arrival_s, new_buffer, rules)
+    return Generation(service, id, [plan.prompt], options, scope_of(request).arrival_s, new_buffer, rules, plan.masked)
 
 
 async def apply_template(request: web.Request) -> web.Response:
@@ -178,6 +181,9 @@ class ChatDialect:
             choices=list(choices),
             usage=None if self._options.include_usage else UNSET,
         )
+
+    def error_event(self, error: ApiError) -> bytes:
+        return event(error.body())
 
     # -- both -------------------------------------------------------------------------------------------------------------------
     def _token_ids(self, delta: TextDelta) -> list[int] | UnsetType:

@@ -9,6 +9,8 @@ from svc.errors import RequestError
 from svc.http.answer import Answer, AnswerBuffer
 from svc.http.answer_rules import FREE, held_to
 from svc.http.body import with_body
+from svc.http.decoding import decode
+from svc.http.errors import ApiError
 from svc.http.generation import Generation
 from svc.http.grammar_fields import AnswerGrammar, answer_grammar
 from svc.http.logprobs import CompletionLogprobs
@@ -16,7 +18,7 @@ from svc.http.middleware import scope_of
 from svc.http.options import GenerationOptions, completion_options
 from svc.http.prompts import NamedPrompt, check_number, encode_prompts
 from svc.http.reply import reply
-from svc.http.schema import CompletionChoiceOut, CompletionIn, CompletionOut, decode
+from svc.http.schema import CompletionChoiceOut, CompletionIn, CompletionOut
 from svc.http.service import DOOR, Service
 from svc.http.sse import DONE, HOLE, EventTemplate, event
 from svc.http.text.chat_template import PromptTokens
@@ -103,6 +105,9 @@ class CompletionDialect:
         chunk.timings = self._generation.timings()
         chunk.headrace = self._generation.report() or UNSET
         return event(chunk) + DONE
+
+    def error_event(self, error: ApiError) -> bytes:
+        return event(error.body())
 
     # -- both -------------------------------------------------------------------------------------------------------------------
     def _choice(self, answer: Answer, *, first: bool) -> CompletionChoiceOut:

@@ -12,6 +12,8 @@ from svc.errors import RequestError
 from svc.http.answer import Answer, AnswerBuffer, TextDelta
 from svc.http.answer_rules import FREE, held_to
 from svc.http.body import with_body
+from svc.http.decoding import decode
+from svc.http.errors import ApiError
 from svc.http.fields import response_fields, shown
 from svc.http.generation import Generation
 from svc.http.grammar_fields import answer_grammar
@@ -21,7 +23,7 @@ from svc.http.native_schema import NativeChunkOut, NativeOut, SettingsOut
 from svc.http.options import GenerationOptions, native_options
 from svc.http.prompts import NamedPrompt, check_number, encode_prompts
 from svc.http.reply import reply
-from svc.http.schema import JsonObject, NativeIn, decode
+from svc.http.schema import JsonObject, NativeIn
 from svc.http.service import DOOR, Service
 from svc.http.sse import event
 from svc.http.text.chat_template import PromptTokens
@@ -117,6 +119,9 @@ class NativeDialect:
 
     def last_events(self) -> bytes:
         return b""
+
+    def error_event(self, error: ApiError) -> bytes:
+        return event(error.body())
 
     # -- both -------------------------------------------------------------------------------------------------------------------
     def _end(self, answer: Answer, delta: TextDelta) -> object:

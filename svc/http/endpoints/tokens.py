@@ -7,10 +7,11 @@ from aiohttp import web
 
 from svc.errors import RequestError
 from svc.http.body import with_body
+from svc.http.decoding import decode
 from svc.http.errors import CONTENT_TYPE
 from svc.http.fields import blaming, token_ids
 from svc.http.reply import json_response
-from svc.http.schema import DetokenizeIn, DetokenizeOut, TokenizeIn, TokenPieceOut, decode
+from svc.http.schema import DetokenizeIn, DetokenizeOut, TokenizeIn, TokenPieceOut
 from svc.http.service import DOOR
 from svc.http.text.tokenizer import Tokenizer
 
