@@ -90,11 +90,15 @@ def measured(tree: Path, case: Case, arguments: argparse.Namespace) -> tuple[flo
 
 
 def compare(case: Case, arguments: argparse.Namespace) -> None:
-    """A row of the table: the trees in turns, the median of the rounds."""
+    """A row of the table: the trees in turns, the median of the rounds (smallest-largest)."""
     rounds = [[measured(tree, case, arguments) for tree in arguments.trees] for _ in range(arguments.rounds)]
-    medians = [statistics.median(row[index][0] for row in rounds) for index in range(len(arguments.trees))]
+    costs = [[row[index][0] for row in rounds] for index in range(len(arguments.trees))]
+    medians = [statistics.median(each) for each in costs]
     rates = [statistics.median(row[index][1] for row in rounds) for index in range(len(arguments.trees))]
-    cells = [f"{cost:.1f} us ({rate:,.0f} tokens/s)" for cost, rate in zip(medians, rates, strict=True)]
+    cells = [
+        f"{median:.1f} us ({min(each):.1f}-{max(each):.1f}), {rate:,.0f} tokens/s"
+        for median, each, rate in zip(medians, costs, rates, strict=True)
+    ]
     ratios = [f"{cost / medians[0]:.2f}" for cost in medians[1:]]
     print(f"| {case.load}, {case.streams} streams, steps of {case.step_ms:g} ms | {' | '.join(cells + ratios)} |", flush=True)
 
