@@ -13,6 +13,7 @@ from svc.http.service import Service
 from svc.http.template_variables import template_variables, thinking_budget
 from svc.http.text.answer_format import AnswerFormat
 from svc.http.text.chat_template import ChatTemplate, PromptTokens
+from svc.http.text.generic_tools import FORM, in_plain_text
 from svc.http.text.grammar.compiler import CompiledGrammar, GrammarCompiler
 from svc.http.text.grammar.spec import Notation
 from svc.http.text.grammar.tool_grammar import compile_calls
@@ -57,7 +58,7 @@ def plan_chat(body: ChatIn, service: Service, *, mask: bool | None = None) -> Ch
     parted = _reasoning_format(body, service) is ReasoningFormat.PARTED
     tags, inside = _reasoning(prompt, form.reasoning, service.tokenizer)
     rules = AnswerRules(
-        format=AnswerFormat(form.reasoning if parted else None, form.calls if tools.offered else None),
+        format=AnswerFormat(form.reasoning if parted else None, (form.calls or FORM) if tools.offered else None),
         tools=OfferedTools(tools.offered),
         max_calls=1 if tools.offered and not tools.parallel else None,
         tags=tags,
@@ -94,12 +95,12 @@ def count_prompt(body: ChatIn, service: Service, *, mask: bool | None = None) ->
 
 
 def _prompt(body: ChatIn, service: Service, tools: ToolOptions) -> PromptTokens:
-    if tools.offered and service.answer_format.calls is None:
-        message = "The chat template of this model has no form for tool calls, so it cannot be offered tools."
-        raise RequestError(message, param="tools", code="unsupported_parameter")
     limit = PromptLimit(service.engine.context_tokens, "messages")
+    template = chat_template(service)
+    limit.check(len(body.messages))
     with blaming("messages"):
-        return chat_template(service).encode_chat(body.messages, limit=limit, **rendering(body, service, tools))
+        messages, how = conversation(body, service, tools)
+        return template.encode_chat(messages, limit=limit, **how)
 
 
 def compiled(plan: ChatPlan, compiler: GrammarCompiler) -> AnswerRules:
@@ -137,8 +138,15 @@ def chat_template(service: Service) -> ChatTemplate:
     return service.template
 
 
-def rendering(body: ChatIn | ApplyTemplateIn, service: Service, tools: ToolOptions) -> dict[str, Any]:
-    """How to apply the template; a template that refuses the conversation is the client's error."""
+def conversation(body: ChatIn | ApplyTemplateIn, service: Service, tools: ToolOptions) -> tuple[list[JsonObject], dict[str, Any]]:
+    """(the messages for the template, how to apply it); a template that refuses them is the client's error."""
+    how = _rendering(body, service, tools)
+    if not tools.offered or service.answer_format.calls is not None:
+        return body.messages, how
+    return in_plain_text(body.messages, tools.offered), how | {"tools": None}
+
+
+def _rendering(body: ChatIn | ApplyTemplateIn, service: Service, tools: ToolOptions) -> dict[str, Any]:
     continued = body.continue_final_message
     if continued is None:
         implied = service.prefill_assistant and body.add_generation_prompt is None

@@ -26,6 +26,7 @@ WEATHER = {
 }
 CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}, "maxProperties": 0}}}
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "tools": [WEATHER, CLOCK]}
+PLAIN = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}|{% endfor %}", TOKENIZER)
 REASONING = ChatTemplate(REASONING_CHATML, TOKENIZER)
 
 
@@ -192,13 +193,39 @@ async def test_required_after_reasoning(ask: Any) -> None:
     assert _calls(choice) == [("clock", {})]
 
 
-async def test_a_template_without_calls_offers_no_tools() -> None:
-    """A request with tools is refused by name, where the model could not be told of them."""
-    plain = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", TOKENIZER)
-    async with serving(FakeEngine(saying("x")), template=plain) as at:
-        status, answer = await at.post(CHAT, BODY)
-        assert (status, answer["error"]["param"]) == (400, "tools")
-        assert (await at.post(CHAT, BODY | {"tool_choice": "none"}))[0] == 200
+@BOTH
+async def test_a_template_that_knows_no_tools(ask: Any) -> None:
+    """They are told, called and answered in plain text; a call can be required all the same."""
+    choice = await ask(saying(f"Well.\n{FIRST}"), template=PLAIN)
+    assert (choice["message"]["content"], _calls(choice)) == ("Well.", [("weather", {"city": "Köln", "days": 2})])
+    required = await ask(
+        obedient(1), template=PLAIN, tool_choice="required", tools=[CLOCK], parallel_tool_calls=False, max_tokens=99
+    )
+    assert _calls(required) == [("clock", {})]
+
+
+async def test_the_prompt_of_a_template_that_knows_no_tools() -> None:
+    """Tools are part of the system's text, calls of the assistant's, results of the user's."""
+    messages = [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "clock", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "a", "content": "noon"},
+        {"role": "user", "content": "And?"},
+    ]  # fmt: skip
+    async with serving(FakeEngine(saying("x")), template=PLAIN) as at:
+        status, rendered = await at.post("/apply-template", {"messages": messages, "tools": [CLOCK]})
+        assert (await at.post(CHAT, {"messages": messages, "tools": [CLOCK]}))[0] == 200
+        assert TOKENIZER.decode(at.engine.sequences[0].request.prompt) == rendered["prompt"]
+        assert (await at.post(CHAT, {"messages": [{"role": "tool"}] * 5000, "tools": [CLOCK]}))[0] == 400
+    assert status == 200
+    system, user, call, result, *rest = rendered["prompt"].split("|")
+    assert system.startswith("system: Be short.\n\n")
+    assert '{"name": "clock", "parameters": {"type": "object", "properties": {}, "maxProperties": 0}}' in system
+    assert (user, call) == ("user: hi", f"assistant: {_call('clock', '{}')}")
+    assert result == "user: <tool_response>\nnoon\n</tool_response>\nAnd?"
+    assert rest == [""]
 
 
 def _requests(at: Any) -> list[Request]:

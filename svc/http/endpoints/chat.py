@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from svc.http.answer import Answer, AnswerBuffer, TextDelta
 from svc.http.body import with_body
 from svc.http.chat_parts import deltas_of, message_of
-from svc.http.chat_plan import ChatPlan, chat_template, compiled, plan_chat, rendering
+from svc.http.chat_plan import ChatPlan, chat_template, compiled, conversation, plan_chat
 from svc.http.decoding import decode
 from svc.http.errors import ApiError
 from svc.http.generation import Generation
@@ -73,7 +73,9 @@ def _apply_template(raw: bytearray, service: Service) -> web.Response:
     body = decode(ApplyTemplateIn, raw)
     PromptLimit(service.engine.context_tokens, "messages").check(len(body.messages))
     tools = tool_options(body.tools, body.tool_choice, parallel=None)
-    return json_response(ApplyTemplateOut(chat_template(service).render(body.messages, **rendering(body, service, tools))))
+    template = chat_template(service)
+    messages, how = conversation(body, service, tools)
+    return json_response(ApplyTemplateOut(template.render(messages, **how)))
 
 
 class ChatDialect:

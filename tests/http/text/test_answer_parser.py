@@ -26,7 +26,7 @@ _FRAGMENTS = [
     "<|python_tag|>", '{"name": "weather", "arguments": {"city": "Oslo"}}',
     '{"name": "', '"parameters": {', '"arguments": ', "weather",
     "noop", '"', "\\", "\\\"", "{", "}", ",", ":", "<", ">", "/", "=", "\n", "\r\n", " ", "null", "3", "é", "🌦", "text", ";",
-    "\\u00",
+    "\\u00", "```json", "```", "<tools>", "</tools>",
 ]  # fmt: skip
 _texts = st.lists(st.sampled_from(_FRAGMENTS), max_size=24).map("".join)
 
@@ -287,6 +287,29 @@ def test_a_call_cut_off_before_its_name_leaves_nothing(text: str) -> None:
 def test_a_json_answer_is_not_a_bare_call(text: str) -> None:
     """Where calls have no tag, only an object with an offered tool's name and arguments is one."""
     assert read(list(text), LLAMA_JSON, TOOLS) == Read(content=text)
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ('{"name": "noop", "arguments": {"a": 1}}', "", ['{"a": 1}']),
+        (' \n{"name": "noop", "arguments": {}}\n{"name": "noop", "arguments": {"b": 2}}', "", ["{}", '{"b": 2}']),
+        ('```json\n{"name": "noop", "arguments": {"a": "```"}}\n```', "", ['{"a": "```"}']),
+        ('Sure:\n```json\n{"name": "noop", "arguments": {}}\n```\nDone.', "Sure:\nDone.", ["{}"]),
+        ('<tools>\n{"name": "noop", "arguments": {}}\n</tools>', "", ["{}"]),
+        ('```json\n{"name": "other", "arguments": {}}\n```', '```json\n{"name": "other", "arguments": {}}\n```', []),
+        ('```json\n{"name": "noop", "size": 3}\n```', '```json\n{"name": "noop", "size": 3}\n```', []),
+        ("```json\n[1]\n```", "```json\n[1]\n```", []),
+        ('Use {"name": "noop", "arguments": {}}', 'Use {"name": "noop", "arguments": {}}', []),
+        ('{"name": "Bob"}', '{"name": "Bob"}', []),
+        ("a ```json", "a ```json", []),
+    ],
+)
+def test_json_calls_without_their_tags(text: str, content: str, calls: list[str]) -> None:
+    """At the beginning of an answer, in a fence or in other tags, an offered tool's call is one; nothing else there is."""
+    for pieces in ([text], list(text)):
+        got = read(pieces, HERMES, TOOLS)
+        assert (got.content, [call.arguments for call in got.calls]) == (content, calls)
 
 
 def test_only_the_first_call_where_calls_may_not_be_parallel() -> None:

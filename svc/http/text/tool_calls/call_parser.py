@@ -10,12 +10,15 @@ from svc.http.text.tool_calls.xml_calls import XmlCall
 
 _PYTHON_TAG = "<|python_tag|>"  # in front of a bare JSON call, if the model likes
 _BETWEEN_CALLS = ",;}"
+# What models put around a JSON call in place of the tags that their template has; Qwen2.5-Coder nearly always does.
+_WRAPPERS = {"```json": "```", "<tools>": "</tools>"}
 
 
 class CallParser:
     """One answer's parser; what it finds goes to `writer`. Any text may be pushed, in any pieces.
 
-    Models mix formats up: behind a tag, JSON and XML are both read, and XML without the tag around it if it names an offered tool.
+    Models mix formats up: behind a tag, JSON and XML are both read. Without the tag, XML is if it names an offered tool, and so is
+    JSON at the beginning of the answer or in one of the usual wrappers.
     What turns out to be no call is text, its tags included. A call that the end cuts off has the arguments written so far.
     """
 
@@ -25,10 +28,11 @@ class CallParser:
         self._writer = writer
         self._reader = Reader()
         self._tag = form.open_tag
-        self._is_bare = form.body is Body.JSON and not self._tag
-        opening = self._tag or (_PYTHON_TAG if self._is_bare else "")
+        self._is_json = form.body is Body.JSON
+        self._wrappers = _WRAPPERS if self._is_json else {}
+        opening = self._tag or (_PYTHON_TAG if self._is_json else "")
         self._openers = tuple(tag for tag in (opening, FUNCTION_TAG if form.body is Body.XML else "") if tag)
-        self._marks = Markers(*self._openers, *form.outer_tags)
+        self._marks = Markers(*self._openers, *form.outer_tags, *self._wrappers)
         self._tags = tuple(tag for tag in (form.close_tag, opening) if tag)  # they end a broken call
         self._in_list = False
         self._parsing = self._answer()
@@ -50,11 +54,13 @@ class CallParser:
         next(self._parsing, None)
 
     def _answer(self) -> Parse[None]:
-        if self._is_bare:
+        if self._is_json:
             yield from self._bare_calls()
         while (tag := (yield from self._reader.until(self._marks, self._writer.text))) is not None:
             if tag in self._openers:
                 yield from self._calls_behind(tag)
+            elif tag in self._wrappers:
+                yield from self._wrapped_calls(tag)
             else:
                 self._reader.take(len(tag))
 
@@ -66,6 +72,22 @@ class CallParser:
             yield from self._further_calls("")
         else:
             self._reader.back()
+
+    def _wrapped_calls(self, opener: str) -> Parse[None]:
+        """Only of offered tools; anything else in the wrapper is text, the wrapper too."""
+        reader = self._reader
+        reader.mark()
+        reader.take(len(opener))
+        yield from reader.skip_space()
+        if (yield from reader.char()) == "{" and (yield from self._call("")):
+            yield from self._further_calls("")
+            at = yield from reader.space_end()
+            closer = self._wrappers[opener]
+            if (yield from reader.starts(closer, at=at)):
+                reader.take(at + len(closer))
+        else:
+            reader.back()
+            self._writer.text(reader.take(len(opener)))
 
     def _calls_behind(self, tag: str) -> Parse[None]:
         self._reader.mark()
