@@ -82,7 +82,7 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The tokens before the sampled one, which penalties count."""
+    """The tokens before the sampled one, which penalties, DRY and bad words look at."""
 
     tokens: NDArray[np.int32]  # [Sample.position], the prompt first; the last may be PENDING
     num_prompt: int
@@ -117,9 +117,10 @@ class Sample(NamedTuple):
     choice: int
     params: SamplingParams
     banned: tuple[int, ...] = ()  # token ids that must not be sampled here (ignore_eos, min_tokens)
-    history: History | None = None  # given if and only if params.has_penalties
+    history: History | None = None  # given if and only if params.needs_history
     stops: frozenset[int] = frozenset()  # ids that end the answer: a chunk with this token pending is skipped
     mask: TokenMask | None = None  # a grammar's: no other token may come, not even if bans leave none
+    learned: tuple[float, ...] = ()  # if params.learns: `Sampled.learned` of the token before, () for the first of an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +147,14 @@ class StepBatch:
 class Sampled:
     """One sampled token. NOT_FINITE or NO_TOKEN instead: the request fails; what is not finite is never published.
 
-    Log probabilities are those of the model's own distribution (temperature 1, before any filter).
+    Log probabilities are those of the model's own distribution (temperature 1, before any filter), or those of the draw if
+    params.steps says so.
     """
 
     token: int
     logprob: float = 0.0
     top: tuple[tuple[int, float], ...] = ()  # params.num_logprobs best (id, logprob), best first; ties: lower id first
+    learned: tuple[float, ...] = ()  # for the `Sample` of the next token
 
 
 @dataclass(frozen=True, slots=True)

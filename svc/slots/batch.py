@@ -96,4 +96,5 @@ def _sample(slot: Slot) -> Sample:
         history=history,
         stops=request.stop_ids,
         mask=request.constraint.mask if request.constraint is not None else None,
+        learned=sequence.learned,
     )

@@ -58,9 +58,9 @@ class Request:
 
     @property
     def needs_known_tokens(self) -> bool:
-        """Whether a token must be known before the next is planned: `on_token` may end the answer there, or a constraint decides
-        by it what may come."""
-        return (self.on_token is not None and self.text_ends) or self.constraint is not None
+        """Whether a token must be known before the next is planned: `on_token` may end the answer there, or a constraint or the
+        sampling decides by it what may come."""
+        return (self.on_token is not None and self.text_ends) or self.constraint is not None or self.params.learns
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +110,7 @@ class Sequence:
     reason: str = ""
     join: JoinWait | None = None
     penalized: bool = False  # whether the choice of a token depends on earlier ones
+    learned: tuple[float, ...] = ()  # `Sampled.learned` of its last token
     banned_at_first: tuple[int, ...] = ()  # before min_tokens: the stop ids too
     prefix_with: dict[int, int] = field(default_factory=dict)  # other sequence's order -> common prefix, compared once
     missed_join: int = 0  # a join point whose capture was skipped: not waited for again
@@ -126,7 +127,7 @@ class Sequence:
         """`context_tokens`: most that may be evaluated; the last token of an answer never is."""
         full_at = min(len(request.prompt) + request.max_tokens, context_tokens + 1)
         early = request.banned + tuple(request.stop_ids) if request.min_tokens else request.banned
-        buffer, penalized = TokenBuffer(request.prompt, request.max_tokens), request.params.has_penalties
+        buffer, penalized = TokenBuffer(request.prompt, request.max_tokens), request.params.needs_history
         return cls(request, order, now, buffer, full_at, penalized=penalized, banned_at_first=early)
 
     def banned_after(self, generated: int) -> tuple[int, ...]:

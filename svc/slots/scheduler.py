@@ -402,6 +402,7 @@ class Scheduler:
             self._close_and_save(slot, now)  # also when a step under way has it: there its chunk is skipped
             return
         sequence.buffer.append(token)
+        sequence.learned = sampled.learned
         sequence.generated += 1
         self.counters.generated_tokens += 1
         if request.constraint is not None:

@@ -18,6 +18,7 @@ from svc.compute.cuda.ops import CudaOps
 from svc.compute.cuda.sampler import MOST_TOP
 from svc.compute.reference import ReferenceOps
 from svc.compute.sampling.params import SamplingParams
+from svc.compute.sampling.steps import Breakers, Dry, SamplingSteps
 from tests.compute.cpu.test_models import CpuModel
 from tests.compute.rig import prompt
 from tests.cuda_emulator.build import have_compiler
@@ -43,6 +44,9 @@ GREEDY = SamplingParams(temperature=0, num_logprobs=2)
 DRAWN = SamplingParams(temperature=1.0, seed=3)
 PENALIZED = SamplingParams(temperature=0.9, seed=4, repetition_penalty=1.5, frequency_penalty=0.5)
 ON_THE_HOST = SamplingParams(temperature=0, num_logprobs=MOST_TOP + 1)
+DRY = Dry(0.8, 1.75, 0, -1, Breakers.none())
+STEPS = SamplingParams(temperature=0.9, seed=5, top_k=40, num_logprobs=3, steps=SamplingSteps(typical_p=0.9, dry=DRY))
+NEVER = SamplingParams(temperature=0.9, seed=3, bad_words=tuple((first, second) for first in range(40) for second in range(60)))
 
 
 def in_backend(name: str, *values: object, slow: bool = False) -> Any:
@@ -68,7 +72,7 @@ class Texts:
 
     def sample(self, row: int, stops: Sequence[int] = ()) -> Sample:
         known = np.array(self.tokens[row], np.int32)
-        history = History(known, LENGTHS[row]) if self.params.has_penalties else None
+        history = History(known, LENGTHS[row]) if self.params.needs_history else None
         return Sample(row, len(known), 0, self.params, history=history, stops=frozenset(stops))
 
     def prefill(self, rows: Sequence[int] = (0, 1, 2), stops: Sequence[int] = ()) -> StepBatch:
@@ -103,7 +107,7 @@ def in_turn(model: CpuModel, params: SamplingParams, num_steps: int) -> list[tup
     [
         in_backend(backend, params, slow=backend.startswith("cuda") and params not in (GREEDY, PENALIZED))
         for backend in BACKENDS
-        for params in (GREEDY, DRAWN, PENALIZED, ON_THE_HOST)
+        for params in (GREEDY, DRAWN, PENALIZED, ON_THE_HOST, STEPS, NEVER)
         if params is GREEDY or backend != "cuda without graphs"
     ],
 )
@@ -120,6 +124,26 @@ def test_the_same_as_in_turn(model: CpuModel, params: SamplingParams) -> None:
     found.append(steps[-1].result().samples)
     assert found == expected
     assert steps[1].result().samples == expected[1]  # asked again
+
+
+class Mixed(Texts):
+    """Each text has its own parameters."""
+
+    def sample(self, row: int, stops: Sequence[int] = ()) -> Sample:
+        self.params = (DRAWN, STEPS, GREEDY)[row]
+        return super().sample(row, stops)
+
+
+@pytest.mark.parametrize("backend", [in_backend(backend) for backend in BACKENDS])
+def test_steps_beside_others(model: CpuModel) -> None:
+    """A sample with steps of its own is drawn as it is alone, and so are its neighbours; the next step goes on from all of them."""
+    texts = Mixed(model)
+    first = model.runner.submit(texts.prefill())
+    texts.grow((0, 1, 2), [PENDING] * 3)
+    second = model.runner.submit(texts.decode())
+    found = [first.result().samples, second.result().samples]
+    for row, params in enumerate((DRAWN, STEPS, GREEDY)):
+        assert [samples[row].token for samples in found] == [samples[row].token for samples in in_turn(model, params, 2)]
 
 
 def slabs(model: CpuModel) -> tuple[NDArray[Any], NDArray[Any]]:

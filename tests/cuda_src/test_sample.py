@@ -160,7 +160,7 @@ def test_adjustments(plain: Device, params: SamplingParams, vocabulary: int) -> 
     wanted = []
     for row in (0, 1, 1):
         past = random.integers(0, 7, 12).astype(np.int32)
-        history = History(past, 5) if params.has_penalties else None
+        history = History(past, 5) if params.needs_history else None
         wanted += [Sample(row, 12, choice, params, banned, history) for choice in range(2) for banned in ((), (3, 6), (1, 1))]
     check(plain, logits, wanted)
 

@@ -11,6 +11,7 @@ import pytest
 
 from svc.compute.cpu.library import available_levels
 from svc.compute.sampling.params import SamplingParams
+from svc.compute.sampling.steps import AdaptiveP, Breakers, Dry, Mirostat, SamplingSteps
 from svc.slots.events import TokenEvent
 from tests.exactness.conftest import ALL_MODELS, HYBRID_MODELS, RANDOM_MODELS
 from tests.slots.harness import Answer, Driver
@@ -21,6 +22,14 @@ SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=11, num_logprobs=3)
 PENALIZED = SamplingParams(
     temperature=0.9, seed=11, num_logprobs=3, logit_bias=((7, 3.0),), repetition_penalty=1.3, presence_penalty=0.5,
     frequency_penalty=0.25,
+)  # fmt: skip
+MIROSTAT = SamplingParams(
+    temperature=0.9, seed=11, num_logprobs=3,
+    steps=SamplingSteps(mirostat=Mirostat(2, 4.0, 0.2), dry=Dry(0.8, 1.75, 2, -1, Breakers.none()), post_sampling_probs=True),
+)  # fmt: skip
+ADAPTIVE = SamplingParams(
+    temperature=0.9, seed=11, num_logprobs=3, top_k=50, bad_words=((5, 6),),
+    steps=SamplingSteps(adaptive=AdaptiveP(0.3, 0.9), xtc_probability=0.5, post_sampling_probs=True),
 )  # fmt: skip
 
 
@@ -106,6 +115,21 @@ def test_preempted(fresh: Fresh, model: str) -> None:
     assert driver.scheduler.counters.preemptions > 0
     for answer, tokens in zip(answers, prompts, strict=True):
         assert bits(answer) == solo(fresh, model, tokens, 100, SAMPLED)
+
+
+@pytest.mark.parametrize("params", [MIROSTAT, ADAPTIVE], ids=["mirostat", "adaptive-p"])
+def test_preempted_while_sampling_learns(fresh: Fresh, params: SamplingParams) -> None:
+    """What was learned from the tokens before survives preemption; beside answers that are planned ahead, too."""
+    model = HYBRID_MODELS[0]
+    driver = fresh(model, num_pages=19)
+    prompts = [prompt(30, seed=i) for i in range(3)]
+    wanted = [params, SAMPLED, params]
+    answers = [driver.submit(tokens, 100, params=each) for tokens, each in zip(prompts, wanted, strict=True)]
+    driver.run()
+    assert driver.scheduler.counters.preemptions > 0
+    assert any(answer.sequence.num_preemptions for answer in answers if answer.sequence.request.params is params)
+    for answer, tokens, each in zip(answers, prompts, wanted, strict=True):
+        assert bits(answer) == solo(fresh, model, tokens, 100, each)
 
 
 @pytest.mark.parametrize("model", [HYBRID_MODELS[0], "tiny-qwen3next-Q4_K_M", "tiny-qwen3-Q8_0", *RANDOM_MODELS])

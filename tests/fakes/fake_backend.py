@@ -200,4 +200,9 @@ class FakeBackend:
         if sample.mask is not None:
             allowed = np.flatnonzero(np.unpackbits(sample.mask().view(np.uint8), count=VOCABULARY, bitorder="little"))
             token = int(allowed[token % len(allowed)]) if len(allowed) else NO_TOKEN
-        return Sampled(token, -1.0, ())
+        if not sample.params.learns:
+            assert sample.learned == ()
+            return Sampled(token, -1.0, ())
+        (total,) = sample.learned or (0.0,)
+        token = (token + int(total)) % VOCABULARY
+        return Sampled(token, -1.0, (), (total + token,))

@@ -297,7 +297,7 @@ async def test_penalties_and_bias_reach_the_engine() -> None:
         for fields, _ in expected:
             assert (await at.post("/v1/chat/completions", {**USER, **fields}))[0] == 200
     requests = [sequence.request for sequence in at.engine.sequences]
-    assert [(r.params.repetition_penalty, r.params.has_penalties) for r in requests] == [result for _, result in expected]
+    assert [(r.params.repetition_penalty, r.params.needs_history) for r in requests] == [result for _, result in expected]
     assert (requests[1].params.presence_penalty, requests[1].params.frequency_penalty) == (1.5, -0.5)
     assert (requests[1].params.logit_bias, requests[1].banned) == (((65, 2.0), (66, -100.0)), (67,))
     assert [r.params.repeat_last_n for r in requests[2:]] == [-1, 64, 7]

@@ -255,14 +255,32 @@ class CudaOps:
         return (self._scorer or DeviceScorer(self.device)).score(logits, rows, targets)
 
     def sample(self, logits: DeviceArray, rows: Sequence[int], samples: Sequence[Sample]) -> Callable[[], list[Sampled]]:
-        """On the device, or on the host if the device's buffers are too small."""
-        drawn = self._sampler.sample(logits, rows, samples) if self._sampler else None
-        if drawn is not None:
+        """On the device; on the host the samples with steps that no kernel has, and all if the device's buffers are too small."""
+        here = [index for index, sample in enumerate(samples) if sample.params.steps is not None]
+        there = [index for index, sample in enumerate(samples) if sample.params.steps is None]
+        drawn = None
+        if self._sampler is not None and there and not _share_a_row(samples, here, there):
+            drawn = self._sampler.sample(logits, [rows[index] for index in there], [samples[index] for index in there])
+        if drawn is None:
+            here, there = list(range(len(samples))), []
+        elif not here:
             return drawn
-        found = sample_rows(self.to_numpy(logits), rows, samples)
+        found = self._sample_here(logits, [rows[index] for index in here], [samples[index] for index in here])
+        places = np.argsort([*there, *here]).tolist()
+
+        def read() -> list[Sampled]:
+            both = [*(drawn() if drawn is not None else ()), *found]
+            return [both[place] for place in places]
+
+        return read
+
+    def _sample_here(self, logits: DeviceArray, rows: Sequence[int], samples: Sequence[Sample]) -> list[Sampled]:
+        """On the host, from rows of logits that are read back."""
+        values = {row: self.to_numpy(logits.rows(row, row + 1)) for row in dict.fromkeys(rows)}
+        found = [sample_rows(values[row], [0], [sample])[0] for row, sample in zip(rows, samples, strict=True)]
         if self._sampler is not None:
             self._sampler.note(samples, found)
-        return lambda: found
+        return found
 
     # -- metadata ---------------------------------------------------------------------------------------------------------------
     def _on_device(self, inputs: StepInputs) -> DeviceInputs:
@@ -281,3 +299,8 @@ class CudaOps:
 
 def _parts(entries: NDArray[np.int32]) -> list[NDArray[np.int32]]:
     return [entries[start : start + LIST_ENTRIES] for start in range(0, len(entries), LIST_ENTRIES)]
+
+
+def _share_a_row(samples: Sequence[Sample], some: Sequence[int], others: Sequence[int]) -> bool:
+    """Whether a live row is sampled by both; then only their order says which token goes on."""
+    return not {samples[index].row for index in some}.isdisjoint(samples[index].row for index in others)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from svc.compute.backend import History, Sample
 from svc.compute.cuda.device import Device, DeviceArray, Stream
+from svc.compute.sampling.bad_words import completions
 from svc.compute.sampling.masks import Words, bans_beside
 from svc.compute.sampling.params import SamplingParams
 from svc.compute.sampling.randomness import uniform
@@ -49,7 +50,8 @@ def plan_samples(samples: Sequence[Sample], rows: Sequence[int], vocabulary: int
     num_adjusted = 0
     for index, (wanted, row) in enumerate(zip(samples, rows, strict=True)):
         mask = wanted.mask() if wanted.mask else None
-        changed, gains = _adjustments(index, wanted, bans_beside(wanted.banned, mask))
+        bans = bans_beside((*wanted.banned, *completions(wanted.params.bad_words, wanted.history)), mask)
+        changed, gains = _adjustments(index, wanted, bans)
         is_adjusted = mask is not None or len(changed) > 0
         integers[index] = row, num_adjusted if is_adjusted else -1, wanted.params.top_k, len(masks) if mask is not None else -1
         numbers[index] = _numbers(wanted)

@@ -8,7 +8,7 @@ The steps, in this order; the default of a field skips its step.
 | 1 | `logit_bias` | adds to the logits of single tokens |
 | 2 | `repetition_penalty` | divides (above 0) or multiplies the logits of tokens among the last `repeat_last_n`, prompt included |
 | 3 | `presence_penalty`, `frequency_penalty` | subtract once, and once per occurrence, from tokens of the answer |
-| 4 | banned tokens | excluded: `ignore_eos`, stop tokens before `min_tokens`, a bias of false |
+| 4 | banned tokens | excluded: `ignore_eos`, stop tokens before `min_tokens`, a bias of false, ends of `bad_words` |
 | 5 | `temperature` | divides; 0 takes the best and ends here |
 | 6 | `top_k` | keeps the k best |
 | 7 | `top_p` | keeps the fewest best that have this share of the remaining probability |
@@ -16,6 +16,7 @@ The steps, in this order; the default of a field skips its step.
 | 9 | `seed` | draws one |
 
 The temperature comes before top-p and min-p, as in OpenAI's API and vLLM: they see the distribution that is drawn from.
+With `steps`, the steps in ordered.py take the place of 2, 3 and 5 to 8, in every backend.
 Log probabilities are those of the model before step 1. All arithmetic is float64 and on one row, so the outcome cannot depend on
 the other rows of a batch.
 
@@ -25,19 +26,23 @@ two nearly equal logits that swap under a last-bit difference would change the t
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.backend import NO_TOKEN, NOT_FINITE, History, Sample, Sampled
+from svc.compute.sampling.bad_words import completions
+from svc.compute.sampling.best import Ids, best
 from svc.compute.sampling.inverse_cdf import Float64, pick
 from svc.compute.sampling.masks import Words, bans_beside, unpacked
+from svc.compute.sampling.ordered import Draw, draw_in_steps
 from svc.compute.sampling.params import SamplingParams
 from svc.compute.sampling.penalties import add_bias, penalize
 from svc.compute.sampling.randomness import uniform
-from svc.compute.sampling.top_p import Ids, nucleus, scaled_below_best
+from svc.compute.sampling.top_p import nucleus, scaled_below_best
 
-BLOCK = 1024  # `best` looks at the largest of this many values first
+XTC_CHANCE = 1  # another uniform number than the draw's
 
 
 def sample(
@@ -48,17 +53,24 @@ def sample(
     position: int,
     history: History | None = None,
     mask: Words | None = None,
+    learned: tuple[float, ...] = (),
 ) -> Sampled:
     """Chooses a token from `logits` [V] (not changed), of those in `mask` if there is one.
 
     NOT_FINITE where logits are not, NO_TOKEN where the mask is empty. At least one token must not be banned; if bans leave none of
-    the mask they do not count. Penalties need a `history`.
+    the mask they do not count. `history` is given if and only if the parameters need it.
     """
     if not is_finite(logits):
         return Sampled(NOT_FINITE)
     if mask is not None and not mask.any():
         return Sampled(NO_TOKEN)
-    allowed = _allowed(logits, params, bans_beside(banned, mask), history, mask)
+    assert (history is not None) == params.needs_history, "history given without need, or missing"
+    bans = bans_beside((*banned, *completions(params.bad_words, history)), mask)
+    if params.steps is not None:
+        allowed = _allowed(logits, params, bans, None, mask)
+        uniforms = uniform(params.seed, choice, position), uniform(params.seed, choice, position, XTC_CHANCE)
+        return _reported(draw_in_steps(allowed, params, history, learned, uniforms), logits, params)
+    allowed = _allowed(logits, params, bans, history, mask)
     if params.temperature == 0:
         token = int(np.argmax(allowed))  # the lowest id among equals
     else:
@@ -71,16 +83,33 @@ def sample(
 def sample_rows(logits: NDArray[np.float32], rows: Sequence[int], samples: Sequence[Sample]) -> list[Sampled]:
     """samples[i] from logits[rows[i]]; logits [n, V]."""
     return [
-        sample(logits[row], each.params, each.banned, each.choice, each.position, each.history, each.mask() if each.mask else None)
+        sample(
+            logits[row],
+            each.params,
+            each.banned,
+            each.choice,
+            each.position,
+            each.history,
+            each.mask() if each.mask else None,
+            each.learned,
+        )
         for row, each in zip(rows, samples, strict=True)
     ]
+
+
+def _reported(drawn: Draw, logits: NDArray[np.float32], params: SamplingParams) -> Sampled:
+    """The outcome of the steps, with the log probabilities asked for."""
+    if params.num_logprobs is None:
+        return Sampled(drawn.token, learned=drawn.learned)
+    if params.steps is not None and params.steps.post_sampling_probs:
+        return Sampled(drawn.token, drawn.logprob, drawn.top(params.num_logprobs), drawn.learned)
+    return replace(with_logprobs(drawn.token, logits, params.num_logprobs), learned=drawn.learned)
 
 
 def _allowed(
     logits: NDArray[np.float32], params: SamplingParams, banned: tuple[int, ...], history: History | None, mask: Words | None
 ) -> NDArray[np.floating]:
     """Steps 0 to 4. Returns `logits` itself if there is nothing to do, which is the usual case."""
-    assert (history is not None) == params.has_penalties, "penalties need the tokens so far, and nothing else does"
     assert len(set(banned)) < len(logits), "every token is banned"
     if not (params.logit_bias or history or banned or mask is not None):
         return logits
@@ -129,26 +158,6 @@ def _perhaps_above(logits: NDArray[np.floating], params: SamplingParams) -> Ids:
     with np.errstate(over="ignore"):
         threshold = logits.dtype.type(float(logits.max()) + params.temperature * (math.log(params.min_p) - 1e-3))
         return np.flatnonzero(logits >= np.nextafter(threshold, logits.dtype.type(-np.inf)))  # it may have been rounded up
-
-
-def best(values: NDArray[np.floating], count: int) -> Ids:
-    """Indices of the `count` largest values, best first; among equals the lower index first."""
-    if count >= len(values):
-        candidates = np.arange(len(values))
-    else:
-        candidates = np.flatnonzero(values >= _bound(values, count))
-    return candidates[np.argsort(-values[candidates], kind="stable")][:count]
-
-
-def _bound(values: NDArray[np.floating], count: int) -> NDArray[np.floating]:
-    """A bound that at least `count` of the values reach, and few more.
-
-    The maxima of blocks are values too, so the `count`-th largest of the maxima is such a bound.
-    """
-    if count * BLOCK <= len(values):
-        values = np.maximum.reduceat(values, np.arange(0, len(values), BLOCK))
-    bound: NDArray[np.floating] = np.partition(values, len(values) - count)[len(values) - count]
-    return bound
 
 
 def is_finite(logits: NDArray[np.float32]) -> bool:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from svc.compute.sampling.steps import SamplingSteps
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -19,8 +21,20 @@ class SamplingParams:
     presence_penalty: float = 0.0  # counts tokens of the answer only, as OpenAI and vLLM do
     frequency_penalty: float = 0.0  # the same
     penalize_prompt: bool = False  # presence and frequency count the same tokens as repetition_penalty, as in llama.cpp
+    bad_words: tuple[tuple[int, ...], ...] = ()  # never in the answer; two tokens or more, single ones are banned
+    steps: SamplingSteps | None = None  # other filters, or another order: ordered.py
 
     @property
-    def has_penalties(self) -> bool:
-        """Whether the choice depends on earlier tokens."""
+    def penalizes(self) -> bool:
+        """Whether a penalty (DRY is another step) changes logits."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the choice depends on earlier tokens."""
+        return self.penalizes or bool(self.bad_words) or (self.steps is not None and self.steps.dry is not None)
+
+    @property
+    def learns(self) -> bool:
+        """Whether the choice depends on how earlier tokens were drawn: `Sample.learned`."""
+        return self.steps is not None and (self.steps.mirostat is not None or self.steps.adaptive is not None)

@@ -14,10 +14,10 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def uniform(seed: int, choice: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits. Any integers; `seed` counts modulo 2^64."""
+def uniform(seed: int, choice: int, position: int, *purpose: int) -> float:
+    """A number in [0, 1) with 53 random bits. Any integers; `seed` counts modulo 2^64. Each `purpose` has its own, and none too."""
     state = 0
-    for word in (seed, choice, position):
+    for word in (seed, choice, position, *purpose):
         # Mixing after each word keeps (1, 0) and (0, 1) apart; the increment keeps zeros from staying zero.
         state = _mix((state + word * _GOLDEN + _GOLDEN) & _MASK)
     return (state >> 11) * 2.0**-53

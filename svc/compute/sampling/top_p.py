@@ -7,9 +7,8 @@ adds in another order and falls back on the definition if rounding could matter 
 import numpy as np
 from numpy.typing import NDArray
 
+from svc.compute.sampling.best import Ids
 from svc.compute.sampling.inverse_cdf import MARGIN, Float64
-
-Ids = NDArray[np.intp]
 
 # The histogram over how far a scaled logit is below the best one: 128 units deep; e^-128 of the best is nothing.
 BINS_PER_UNIT = 8

@@ -23,6 +23,7 @@ PARAMS = [
     SamplingParams(temperature=0.7, seed=6, min_p=0.1, num_logprobs=MOST_TOP),
     SamplingParams(temperature=0, logit_bias=((7, 50.0),), num_logprobs=2),
     SamplingParams(temperature=1.0, seed=7, repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.2),
+    SamplingParams(temperature=0, bad_words=((9, 3, *range(2)), *((3, token) for token in range(0, VOCABULARY, 2)))),
 ]
 
 
@@ -34,7 +35,7 @@ def some_samples(count: int) -> tuple[list[int], list[Sample]]:
     """Several draws from one row, in any order."""
     params = [PARAMS[i % len(PARAMS)] for i in range(count)]
     samples = [
-        Sample(0, 5, i, each, banned=(2, 4) if i % 3 == 0 else (), history=HISTORY if each.has_penalties else None)
+        Sample(0, 5, i, each, banned=(2, 4) if i % 3 == 0 else (), history=HISTORY if each.needs_history else None)
         for i, each in enumerate(params)
     ]
     return [(7 * i + 1) % 4 for i in range(count)], samples

@@ -51,7 +51,7 @@ class Server:
         return Chunk(row, start, np.arange(7, 7 + count, dtype=np.int32), pages)
 
     def samples(self, positions: Sequence[int], params: SamplingParams = PENALIZED) -> list[Sample]:
-        history = [History(np.arange(position, dtype=np.int32), 1) if params.has_penalties else None for position in positions]
+        history = [History(np.arange(position, dtype=np.int32), 1) if params.needs_history else None for position in positions]
         return [Sample(row, at, 0, params, history=past) for row, (at, past) in enumerate(zip(positions, history, strict=True))]
 
     def steps(self) -> list[StepBatch]:

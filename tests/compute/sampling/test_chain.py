@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from svc.compute.backend import Sampled
-from svc.compute.sampling.chain import best, sample
+from svc.compute.sampling.best import best
+from svc.compute.sampling.chain import sample
 from svc.compute.sampling.params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)

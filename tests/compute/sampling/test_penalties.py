@@ -98,6 +98,6 @@ def test_nothing_given_is_changed() -> None:
 
 
 def test_which_params_need_the_past() -> None:
-    assert not SamplingParams(logit_bias=((1, 1.0),), repeat_last_n=5, penalize_prompt=True).has_penalties
+    assert not SamplingParams(logit_bias=((1, 1.0),), repeat_last_n=5, penalize_prompt=True).needs_history
     for field, value in (("repetition_penalty", 1.1), ("presence_penalty", -0.1), ("frequency_penalty", 0.1)):
-        assert SamplingParams(**{field: value}).has_penalties  # type: ignore[arg-type]
+        assert SamplingParams(**{field: value}).needs_history  # type: ignore[arg-type]
