@@ -104,7 +104,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cors_origins: Annotated[
         tuple[str, ...],
         Meta(
-            description='origins whose pages may use the API from a browser; "*" is every origin',
+            description='origins whose pages may use the API from a browser; "*": every one, "localhost": any port of this machine',
             examples=["https://chat.example.org"],
             extra=ORIGINS,
         ),

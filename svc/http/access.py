@@ -16,6 +16,8 @@ from svc.http.routes import ROUTES
 _KEY = re.compile(r"[!-~]+")
 _MAX_FILE_BYTES = 2**20  # far more keys than anybody has: a larger file is another one, named by mistake
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
+LOCALHOST = "localhost"  # in `cors_origins`: any port of this machine
+_LOCAL_ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 _PUBLIC = frozenset(route.path for route in ROUTES if route.public)
 PREFLIGHT_S = 600  # how long a browser may remember that it asked
 
@@ -121,14 +123,15 @@ def _unauthorized(message: str, code: str) -> ApiError:
 
 
 class CorsPolicy:
-    """Origins whose pages may use the API from a browser; none by default. "*" is every origin."""
+    """Origins whose pages may use the API from a browser; none by default. "*" is every origin, "localhost" every local one."""
 
     def __init__(self, origins: Iterable[str]) -> None:
         """ConfigError for what is no origin."""
         self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
         for origin in self._origins:
-            if origin != "*" and not _ORIGIN.fullmatch(origin):
-                raise ConfigError(f'cors_origins: {origin!r} is no origin such as "https://chat.example.org", and not "*"')
+            if origin not in ("*", LOCALHOST) and not _ORIGIN.fullmatch(origin):
+                example = '"https://chat.example.org", and not "*" or "localhost"'
+                raise ConfigError(f"cors_origins: {origin!r} is no origin such as {example}")
 
     def allowed(self, request: web.Request) -> str | None:
         """What the browser is told of the request's origin; None: nothing."""
@@ -137,7 +140,9 @@ class CorsPolicy:
             return None
         if "*" in self._origins:
             return "*"
-        return origin if origin.lower() in self._origins else None
+        asked = origin.lower()
+        local = LOCALHOST in self._origins and _LOCAL_ORIGIN.fullmatch(asked)
+        return origin if local or asked in self._origins else None
 
 
 CORS = web.AppKey("cors", CorsPolicy)
@@ -145,15 +150,16 @@ CORS = web.AppKey("cors", CorsPolicy)
 
 @web.middleware
 async def with_preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A browser's question before the real request; it carries no key."""
-    method = request.headers.get("Access-Control-Request-Method")
-    if request.method != "OPTIONS" or method is None or request.app[CORS].allowed(request) is None:
+    """A browser's question before the real request; it carries no key. "No" is an answer without CORS headers."""
+    if request.method != "OPTIONS" or "Access-Control-Request-Method" not in request.headers:
         return await handler(request)
+    if request.app[CORS].allowed(request) is None:
+        return web.Response()
     headers = {"Access-Control-Allow-Methods": "GET, POST, HEAD", "Access-Control-Max-Age": str(PREFLIGHT_S)}
     asked = request.headers.get("Access-Control-Request-Headers")
     if asked is not None:
         headers["Access-Control-Allow-Headers"] = asked
-    return web.Response(status=204, headers=headers)
+    return web.Response(headers=headers)
 
 
 async def add_cors_headers(request: web.Request, response: web.StreamResponse) -> None:

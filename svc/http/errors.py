@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 from aiohttp import web
 
-from svc.errors import DrainingError, HeadraceError, QueueFullError, RequestError
+from svc.errors import CONTEXT_EXCEEDED, DrainingError, HeadraceError, QueueFullError, RequestError
 
 CONTENT_TYPE = "application/json"
 RETRY_WHEN_UNAVAILABLE_S = 5.0
@@ -24,14 +24,15 @@ class ApiError(Exception):
     code: str | None = None
     retry_after_s: float | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    details: Mapping[str, int] = field(default_factory=dict)  # numbers for programs, in the error's object
     closes: bool = False  # the connection: what the client may still send is not read
 
     def __str__(self) -> str:
         return self.message
 
-    def body(self) -> dict[str, dict[str, str | None]]:
+    def body(self) -> dict[str, dict[str, str | int | None]]:
         """The JSON object of a response, or of the event that ends a stream."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code, **self.details}}
 
     def response(self, body: object = None) -> web.Response:
         """`body`: another form of the JSON object."""
@@ -74,6 +75,11 @@ def closing(error: ApiError) -> ApiError:
     return replace(error, closes=True)
 
 
+def not_supported(message: str) -> ApiError:
+    """501: llama-server has it, for other kinds of models."""
+    return ApiError(501, message, "not_supported_error", code="not_supported")
+
+
 def model_not_found(model: str) -> ApiError:
     return ApiError(404, f"The model {model[:200]!r} does not exist here.", "invalid_request_error", "model", "model_not_found")
 
@@ -95,7 +101,8 @@ def api_error(error: Exception, request: web.Request, request_id: str) -> ApiErr
         case ApiError():
             return error
         case RequestError():
-            return ApiError(400, str(error), "invalid_request_error", error.param, error.code)
+            kind = "exceed_context_size_error" if error.code == CONTEXT_EXCEEDED else "invalid_request_error"  # llama-server's word
+            return ApiError(400, str(error), kind, error.param, error.code, details=error.details)
         case QueueFullError():
             return ApiError(429, str(error), "rate_limit_error", code="queue_full", retry_after_s=error.retry_after_s)
         case DrainingError():

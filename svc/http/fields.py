@@ -43,7 +43,7 @@ def naming(param: str) -> Iterator[None]:
         yield
     except RequestError as error:
         if error.param is None:
-            raise RequestError(f"{param}: {error}", param=param, code=error.code) from None
+            raise error.reworded(f"{param}: {error}", param) from None
         raise
 
 
@@ -56,7 +56,7 @@ def translating(names: Mapping[str, str]) -> Iterator[None]:
         for name, original in names.items():
             if error.param is not None and re.match(re.escape(name) + r"(?!\w)", error.param):
                 text = re.sub(r"\b" + re.escape(name) + r"(?!\w)", original, str(error), count=1)
-                raise RequestError(text, param=original + error.param[len(name) :], code=error.code) from None
+                raise error.reworded(text, original + error.param[len(name) :]) from None
         raise
 
 

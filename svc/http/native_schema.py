@@ -20,6 +20,13 @@ class NativeProbabilityOut(Struct):
     top_logprobs: list[NativeTopOut]
 
 
+class BiasOut(Struct):
+    """`bias` is null for a token that is never sampled: JSON has no infinity."""
+
+    token: int
+    bias: float | None
+
+
 class SettingsOut(Struct):
     """`generation_settings` of an answer, `params` of /props."""
 
@@ -35,7 +42,7 @@ class SettingsOut(Struct):
     repeat_penalty: float
     presence_penalty: float
     frequency_penalty: float
-    logit_bias: list[tuple[int, float | bool]]
+    logit_bias: list[BiasOut]
     stop: list[str]
     ignore_eos: bool
     stream: bool
@@ -106,6 +113,8 @@ class PropsOut(Struct):
 
 
 class NextTokenOut(Struct):
+    """`n_remain` is -1 where nothing is generated."""
+
     has_next_token: bool
     n_remain: int
     n_decoded: int
@@ -118,7 +127,7 @@ class SlotOut(Struct):
     n_ctx: int
     is_processing: bool
     speculative: bool
-    next_token: NextTokenOut
+    next_token: list[NextTokenOut]  # one: llama-server once had several answers in a slot
     state: str  # "idle", "prefill" or "decode"
     request_id: str | None = None
     n_prompt_tokens: int = 0

@@ -6,7 +6,19 @@ from dataclasses import dataclass
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from svc.http.endpoints import chat, completions, health, messages, metrics, models, native, responses, server_state, tokens
+from svc.http.endpoints import (
+    chat,
+    completions,
+    health,
+    messages,
+    metrics,
+    models,
+    native,
+    responses,
+    server_state,
+    tokens,
+    unsupported,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +35,13 @@ def _both(method: str, path: str, handler: Handler, *, public: bool = False) -> 
     yield Endpoint(method, path, handler, public)
 
 
+# What llama-server answers with models that are served here by nobody.
+UNSUPPORTED = ("/embedding", "/embeddings", "/rerank", "/reranking", "/audio/transcriptions")
+
 ROUTES = (
     *_both("POST", "/chat/completions", chat.create),
-    *_both("POST", "/completions", completions.create),
+    Endpoint("POST", "/v1/completions", completions.create),
+    Endpoint("POST", "/completions", native.create),  # as llama-server: OpenAI's form only under /v1
     *_both("GET", "/models", models.list_all),
     *_both("GET", "/models/{model:.+}", models.show),
     *_both("POST", "/responses", responses.create),
@@ -33,6 +49,7 @@ ROUTES = (
     *_both("POST", "/messages", messages.create),
     *_both("POST", "/messages/count_tokens", messages.count_tokens),
     *_both("POST", "/completion", native.create),
+    *(route for path in UNSUPPORTED for route in _both("POST", path, unsupported.refuse)),
     *_both("POST", "/apply-template", chat.apply_template),
     *_both("POST", "/tokenize", tokens.tokenize),
     *_both("POST", "/detokenize", tokens.detokenize),

@@ -20,13 +20,13 @@ def timings(cached: int, evaluated: int, prefill_s: float, generated: int, inter
         prompt_n=evaluated,
         prompt_ms=_ms(prefill_s),
         prompt_per_token_ms=_ms(prefill_s / evaluated) if evaluated else 0.0,
-        prompt_per_second=round(evaluated / prefill_s, 3) if prefill_s else 0.0,
+        prompt_per_second=evaluated / prefill_s if prefill_s else 0.0,
         predicted_n=generated,
         predicted_ms=_ms(decode_s),
         predicted_per_token_ms=_ms(decode_s / intervals) if intervals else 0.0,
-        predicted_per_second=round(intervals / decode_s, 3) if decode_s else 0.0,
+        predicted_per_second=intervals / decode_s if decode_s else 0.0,
     )
 
 
 def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 3)
+    return seconds * 1000

@@ -1,7 +1,7 @@
 """What an answer reports: how much was reused and why, how long things took, how it ended."""
 
 from svc.compute.backend import NO_TOKEN, NOT_FINITE
-from svc.errors import RequestError
+from svc.errors import RequestError, context_exceeded
 from svc.memory.sequence_cache import ResumePoint
 from svc.slots.events import CacheReport, Finished, FinishReason, Timing, Usage
 from svc.slots.request import Sequence
@@ -31,11 +31,7 @@ def answer_tokens(prompt_tokens: int, max_tokens: int | None, context_tokens: in
     if prompt_tokens == 0:
         raise RequestError("the prompt is empty", param="prompt", code="invalid_prompt")
     if prompt_tokens > context_tokens:
-        raise RequestError(
-            f"This model's maximum context length is {context_tokens} tokens, but the prompt has {prompt_tokens}",
-            param="prompt",
-            code="context_length_exceeded",
-        )
+        raise context_exceeded(context_tokens, "the prompt", prompt_tokens, param="prompt")
     room = context_tokens - prompt_tokens + 1
     return room if max_tokens is None else min(max_tokens, room)
 

@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 
-from svc.errors import RequestError
+from svc.errors import context_exceeded
 from svc.memory.stats import CacheCounters, CacheStats
 from svc.slots.engine import EngineState
 from svc.slots.events import CacheReport, Event, Finished, FinishReason, Timing, TokenEvent, Usage
@@ -103,7 +103,7 @@ class FakeEngine:
 
     def validate(self, prompt_tokens: int, max_tokens: int | None) -> int:
         if prompt_tokens > self.context_tokens:
-            raise RequestError("This model's maximum context length is exceeded", param="prompt", code="context_length_exceeded")
+            raise context_exceeded(self.context_tokens, "the prompt", prompt_tokens, param="prompt")
         room = self.context_tokens - prompt_tokens + 1
         return room if max_tokens is None else min(max_tokens, room)
 

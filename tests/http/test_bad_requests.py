@@ -227,6 +227,32 @@ async def test_prompt_beyond_the_context() -> None:
             assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
             assert answer["error"]["param"] == param
             assert answer["error"]["message"].startswith("This model's maximum context length is")
+            assert "exceeds the available context size" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/completion", "/completions", COMPLETIONS, CHAT, "/v1/responses"])
+async def test_overflow_has_llama_servers_type_and_numbers(path: str) -> None:
+    """Its clients look for the type and show the numbers, on its own routes and on OpenAI's, beside OpenAI's code."""
+    text = "a" * 40
+    body = {CHAT: {"messages": [{"role": "user", "content": text}]}, "/v1/responses": {"input": text}}.get(path, {"prompt": text})
+    async with serving(FakeEngine(saying("x"), context_tokens=10)) as at:
+        for stream in (False, True):
+            status, answer = await at.post(path, {**body, "stream": stream})
+            error = answer["error"]
+            assert (status, error["type"], error["code"]) == (400, "exceed_context_size_error", "context_length_exceeded")
+            assert (error["n_ctx"], error["n_prompt_tokens"] > 10) == (10, True)
+        _, other = await at.post(path, {**body, "temperature": "hot"})
+    assert other["error"]["type"] == "invalid_request_error"
+    assert "n_ctx" not in other["error"]
+
+
+@pytest.mark.parametrize("path", ["/embedding", "/embeddings", "/v1/embeddings", "/rerank", "/v1/reranking"])
+async def test_routes_of_other_kinds_of_models(path: str) -> None:
+    """Not a 404, which would say that the base URL is wrong."""
+    async with serving(FakeEngine(saying("x"))) as at:
+        status, answer = await at.post(path, {"input": "a"})
+    assert (status, answer["error"]["type"]) == (501, "not_supported_error")
+    _check_shape(answer)
 
 
 async def test_routes_and_methods() -> None:

@@ -76,7 +76,7 @@ async def test_default_limit_is_openais() -> None:
     assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("x" * 16, "length")
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_llama_servers_name_of_the_limit(path: str) -> None:
     """`n_predict` is read beside OpenAI's names, which win over it; a wrong one is named."""
     body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}

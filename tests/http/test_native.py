@@ -217,6 +217,26 @@ async def test_response_fields() -> None:
     assert last == whole | {"content": ""}
 
 
+async def test_completions_without_v1() -> None:
+    """llama-server's clients ask there for its own form; OpenAI's is under /v1."""
+    async with serving(FakeEngine(saying("hi"))) as at:
+        _, native = await at.post("/completions", {"prompt": "a", "n_predict": 5})
+        _, openai = await at.post("/v1/completions", {"prompt": "a"})
+    assert (native["content"], native["stop"]) == ("hi", True)
+    assert (openai["object"], openai["choices"][0]["text"]) == ("text_completion", "hi")
+
+
+async def test_biases_are_told_as_objects() -> None:
+    """A token that is never sampled, by the request or by `ignore_eos`, has no number: JSON has no infinity."""
+    async with serving(FakeEngine(saying("x"))) as at:
+        biased = await ask(at, prompt="a", n_predict=1, logit_bias=[[5, 1.5], [6, False]])
+        endless = await ask(at, prompt="a", n_predict=1, ignore_eos=True)
+    assert biased["generation_settings"]["logit_bias"] == [{"token": 5, "bias": 1.5}, {"token": 6, "bias": None}]
+    told = endless["generation_settings"]["logit_bias"]
+    assert {entry["token"] for entry in told} == {IM_END, END_OF_TEXT}
+    assert {entry["bias"] for entry in told} == {None}
+
+
 async def test_time_limit_waits_for_a_line() -> None:
     """Long over, it ends the answer at the first complete line, as a limit; without one it goes on."""
     async with serving(FakeEngine(saying("ab\ncd"))) as at:

@@ -56,9 +56,10 @@ async def test_slots_tell_counts_and_no_text() -> None:
     assert taken.pop("request_id") == sequence.request.id
     assert taken == {
         "id": 0, "n_ctx": 4096, "is_processing": True, "speculative": False, "state": "decode", "n_prompt_tokens": 6,
-        "n_prompt_tokens_cached": 4, "n_past": 7, "next_token": {"has_next_token": True, "n_remain": 8, "n_decoded": 1},
+        "n_prompt_tokens_cached": 4, "n_past": 7, "next_token": [{"has_next_token": True, "n_remain": 8, "n_decoded": 1}],
     }  # fmt: skip
     assert (free["id"], free["is_processing"], free["state"]) == (1, False, "idle")
+    assert free["next_token"] == [{"has_next_token": False, "n_remain": -1, "n_decoded": 0}]
 
 
 async def test_slots_with_text() -> None:

@@ -19,7 +19,7 @@ from svc.http.generation import Generation
 from svc.http.grammar_fields import answer_grammar
 from svc.http.logprobs import NativeProbabilities
 from svc.http.middleware import scope_of
-from svc.http.native_schema import NativeChunkOut, NativeOut, SettingsOut
+from svc.http.native_schema import BiasOut, NativeChunkOut, NativeOut, SettingsOut
 from svc.http.options import GenerationOptions, native_options
 from svc.http.prompts import NamedPrompt, check_number, encode_prompts
 from svc.http.reply import reply
@@ -59,7 +59,7 @@ def _prepare(raw: bytearray, service: Service) -> tuple[NativeIn, GenerationOpti
 def settings(service: Service, options: GenerationOptions, *, ignore_eos: bool) -> SettingsOut:
     """What an answer was made with; -1 is "no limit"."""
     params, limit = options.params, -1 if options.max_tokens is None else options.max_tokens
-    biases: list[tuple[int, float | bool]] = list(params.logit_bias)
+    biases = [*(BiasOut(token, bias) for token, bias in params.logit_bias), *(BiasOut(token, None) for token in options.banned)]
     return SettingsOut(
         n_predict=limit,
         max_tokens=limit,
@@ -73,7 +73,7 @@ def settings(service: Service, options: GenerationOptions, *, ignore_eos: bool) 
         repeat_penalty=params.repetition_penalty,
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
-        logit_bias=biases + [(token, False) for token in options.banned],
+        logit_bias=biases,
         stop=list(options.stop),
         ignore_eos=ignore_eos,
         stream=options.stream,

@@ -69,14 +69,14 @@ def _slots(num_slots: int, taken: dict[int, SlotView], service: Service) -> web.
 def _slot(row: int, view: SlotView | None, service: Service) -> SlotOut:
     n_ctx = service.engine.context_tokens
     if view is None:
-        return SlotOut(row, n_ctx, False, False, NextTokenOut(False, 0, 0), "idle")
+        return SlotOut(row, n_ctx, False, False, [NextTokenOut(False, -1, 0)], "idle")
     tokens = view.tokens.tolist() if service.show_prompts else None
     return SlotOut(
         id=row,
         n_ctx=n_ctx,
         is_processing=True,
         speculative=False,
-        next_token=NextTokenOut(True, view.max_tokens - view.generated, view.generated),
+        next_token=[NextTokenOut(True, view.max_tokens - view.generated, view.generated)],
         state=view.state,
         request_id=view.request_id,
         n_prompt_tokens=view.prompt_tokens,

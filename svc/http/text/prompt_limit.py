@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from svc.errors import RequestError
+from svc.errors import context_exceeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +16,7 @@ class PromptLimit:
     def check(self, at_least: int) -> None:
         """RequestError when a prompt of at least that many tokens is too long. Clients know it by its first words."""
         if at_least > self.tokens:
-            raise RequestError(
-                f"This model's maximum context length is {self.tokens} tokens, but {self.param} has at least {at_least}.",
-                param=self.param,
-                code="context_length_exceeded",
-            )
+            raise context_exceeded(self.tokens, self.param, at_least, param=self.param, at_least=True)
 
     def extend(self, ids: list[int], parts: Iterable[list[int]]) -> None:
         """Appends the parts to `ids`; stops with a RequestError once there are too many."""
