@@ -61,6 +61,13 @@ test-gpu: $(VENV)/.installed-dev ## the CUDA tests on this machine's NVIDIA GPU 
 	@$(BIN)/python -c 'from svc.compute.cuda.cupy_device import open_cupy_device; print(open_cupy_device())'
 	@$(BIN)/python -m pytest tests/cuda_src tests/kernels tests/compute/cuda -k "cuda and not emulated" $(ARGS)
 
+.PHONY: test-clients
+test-clients: $(VENV)/.installed-dev ## install what people use (SDKs, litellm, langchain, ai-sdk, ...) and run it against a server
+	@test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
+	@.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -r tests/clients/requirements.txt
+	@npm install --prefix tests/clients --no-package-lock --no-fund --no-audit --silent
+	@$(BIN)/python -m pytest tests/clients $(ARGS)
+
 .PHONY: test-real
 test-real: $(VENV)/.installed-dev ## fetch real models, compare with llama.cpp: LLAMA_CPP=its folder of programs (ARGS= goes to pytest)
 	@$(BIN)/python ops/real_models/fetch.py all

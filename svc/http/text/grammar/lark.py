@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from llguidance import regex_to_lark
 
 from svc.errors import RequestError
+from svc.http.text.grammar.closing import closed
 from svc.http.text.grammar.gbnf.to_lark import gbnf_to_lark
 from svc.http.text.grammar.spec import GrammarSpec, Notation
 
@@ -53,12 +54,12 @@ def lark_rule(spec: GrammarSpec) -> str:
 
 
 def json_rule(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
-    """JSON that fits `schema`, to be used in a rule. `lenient`: what cannot be enforced is left out.
+    """JSON that fits `schema`, closed, to be used in a rule. `lenient`: what cannot be enforced is left out.
 
     RequestError for integers that would become others; `lenient` lets bounds be the nearest float.
     """
     _check_integers(schema, _VALUES if lenient else _VALUES | _BOUNDS)
-    return "%json " + json.dumps({**schema, "x-guidance": {**_JSON_OPTIONS, "lenient": lenient}}, ensure_ascii=False)
+    return "%json " + json.dumps({**closed(schema), "x-guidance": {**_JSON_OPTIONS, "lenient": lenient}}, ensure_ascii=False)
 
 
 def literal(text: str) -> str:

@@ -148,6 +148,8 @@ class CallParser:
             yield from reader.skip_space()
             char = yield from reader.char()
         if char == "{":
+            if (yield from reader.char(1)) == "{":  # Qwen2.5-Coder, whose template shows calls so
+                reader.take(1)
             return (yield from JsonCall(reader, self._writer, self._tags, None if tag else self._tools).read())
         if (yield from reader.starts(FUNCTION_TAG)):
             reader.take(len(FUNCTION_TAG))
