@@ -27,7 +27,14 @@ MAY_IMPORT = {
     # The contract with compute, types only: a step and what is sampled in it.
     "svc.slots": ("svc.memory", "svc.compute.backend", "svc.compute.sampling.params"),
     # A Request is made of these three; http never sees pages, snapshots or arrays.
-    "svc.http": ("svc.slots", "svc.memory.placement", "svc.compute.sampling.params", "svc.log", "svc.metrics"),
+    "svc.http": (
+        "svc.slots",
+        "svc.memory.placement",
+        "svc.compute.sampling.params",
+        "svc.compute.sampling.steps",
+        "svc.log",
+        "svc.metrics",
+    ),
     "svc.lifecycle": ("svc.log",),
     "svc.model_loading": ("svc.http.text", "svc.memory", "svc.compute", "svc.model", "svc.gguf", "svc.log", "svc.machine"),
     "svc.check": (

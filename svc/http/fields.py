@@ -19,6 +19,8 @@ MAX_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_BIAS_CHARS = 1000
 MAX_BIAS_CHARS_IN_ALL = 2**14  # of all texts of a request: each is tokenized
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARS = 100
 MAX_RESPONSE_FIELDS = 256
 MAX_RESPONSE_FIELD_CHARS = 256
 MAX_SHOWN_CHARS = 60
@@ -66,6 +68,16 @@ def number(name: str, value: float | None, default: float, low: float, high: flo
     if not low <= value <= high or not math.isfinite(value):
         raise RequestError(f"{name} must be from {low:g} to {high:g}, not {shown(value)}.", param=name)
     return float(value)
+
+
+def same(body: object, *names: str) -> float | None:
+    """The value of a field that has several names: the first given; RequestError if another differs."""
+    given = [(name, value) for name in names if (value := getattr(body, name)) is not None]
+    for name, value in given[1:]:
+        if value != given[0][1]:
+            message = f"{name} ({shown(value)}) is another name of {given[0][0]}, which has another value."
+            raise RequestError(message, param=name)
+    return given[0][1] if given else None
 
 
 def whole(name: str, value: float | None) -> int | None:
@@ -182,6 +194,22 @@ def logit_bias(value: Any, tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple
             else:
                 biases[token] = biases.get(token, 0.0) + number(param, amount, 0.0, -MAX_BIAS, MAX_BIAS)
     return tuple(sorted(biases.items())), frozenset(never)
+
+
+def bad_words(values: Sequence[str] | None, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The token sequences that write each of these texts, by itself and behind a space."""
+    words = list(values or ())
+    if len(words) > MAX_BAD_WORDS:
+        raise RequestError(f"bad_words has {len(words)} texts; at most {MAX_BAD_WORDS} are allowed.", param="bad_words")
+    sequences: dict[tuple[int, ...], None] = {}
+    for index, word in enumerate(words):
+        if len(word) > MAX_BAD_WORD_CHARS:
+            param = f"bad_words[{index}]"
+            raise RequestError(f"{param} is longer than {MAX_BAD_WORD_CHARS} characters.", param=param)
+        for text in (word, f" {word.lstrip(' ')}"):
+            if word:
+                sequences[tuple(tokenizer.encode(text, parse_special=True))] = None
+    return tuple(tokens for tokens in sequences if tokens)
 
 
 BiasEntry = tuple[str, int | str, Any]  # its name, a token id or a text, the bias

@@ -73,7 +73,6 @@ def _is_number(value: Any) -> bool:
 
 NULL = Neutral("", lambda value: False)
 OFF, ON = only(False), only(True)
-BELOW_ZERO = Neutral("negative", lambda value: _is_number(value) and value < 0)
 TEXT_ONLY = Neutral('["text"]', lambda value: isinstance(value, list) and all(item == "text" for item in value))
 
 
@@ -180,25 +179,25 @@ KNOWN_FIELDS: tuple[Known, ...] = (
     # -- sampling
     *_done(ANSWERS, "temperature", "top_k", "top_p", "min_p", "seed", "logit_bias"),
     *_done(ANSWERS, "presence_penalty", "frequency_penalty", "repetition_penalty", "repeat_penalty", "repeat_last_n", "samplers"),
-    *_refused(ANSWERS, only(1), "typical_p", "typ_p", "typical", "tfs_z", "tfs"),
-    *_refused(ANSWERS, at_most(0), "top_n_sigma", "nsigma"),
-    *_refused(ANSWERS, only(0), "xtc_probability", "dry_multiplier", "dynatemp_range", "dynatemp_low", "dynatemp_high"),
-    *_refused(ANSWERS, only(0), "dynatemp_min", "dynatemp_max", "mirostat", "mirostat_mode", "smoothing_factor", "top_a", "skew"),
+    *_done(ANSWERS, "typical_p", "typ_p", "typical", "top_n_sigma", "nsigma", "xtc_probability", "xtc_threshold", "min_keep"),
+    *_done(ANSWERS, "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_range", "dry_sequence_breakers"),
+    *_done(ANSWERS, "mirostat", "mirostat_mode", "mirostat_tau", "mirostat_eta", "adaptive_target", "adaptive_decay"),
+    *_done(ANSWERS, "dynatemp_range", "dynatemp_exponent", "bad_words"),
+    *_refused(ANSWERS, only(1), "tfs_z", "tfs"),
+    *_refused(ANSWERS, only(0), "dynatemp_low", "dynatemp_high"),
+    *_refused(ANSWERS, only(0), "dynatemp_min", "dynatemp_max", "smoothing_factor", "top_a", "skew"),
     *_refused(ANSWERS, only(0), "epsilon_cutoff", "eta_cutoff", "penalty_alpha", "no_repeat_ngram_size"),
-    *_refused(ANSWERS, only(0, 1), "min_keep"),
     *_refused(ANSWERS, only(1), "guidance_scale", "encoder_repetition_penalty", "length_penalty", "num_beams"),
     *_refused(ANSWERS, OFF, "use_beam_search", "early_stopping", "dynamic_temperature", "temperature_last"),
     *_refused(ANSWERS, ON, "do_sample"),
-    *_refused(ANSWERS, BELOW_ZERO, "adaptive_target"),
-    *_refused(ANSWERS, only([]), "bad_words", "banned_strings", "allowed_token_ids", "logits_processors", "sampler_order"),
+    *_refused(ANSWERS, only([]), "banned_strings", "allowed_token_ids", "logits_processors", "sampler_order"),
     *_refused(ANSWERS, only([], ""), "sampler_priority", "banned_tokens"),
     *_refused(TALKS | TEXT, only([], ""), "custom_token_bans"),  # /completion gets SillyTavern's in `logit_bias` too
     *_refused(ANSWERS, only("", []), "custom_logit_processor"),
     *_refused(ANSWERS, only({}), "custom_params", "vllm_xargs"),
     *_refused(ANSWERS, only([], ""), "lora", "lora_path"),
     # These count only together with one above, which is refused.
-    *_harmless("xtc_threshold", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_range", "dry_sequence_breakers"),
-    *_harmless("dynatemp_exponent", "dynatemp_mode", "mirostat_tau", "mirostat_eta", "smoothing_curve", "adaptive_decay"),
+    *_harmless("dynatemp_mode", "smoothing_curve"),
     *_harmless("negative_prompt"),
     # SillyTavern sends them beside our names.
     *_harmless("sampler_seed", "rep_pen", "rep_pen_range", "rep_pen_slope", "repetition_penalty_range", "repetition_decay"),
@@ -209,10 +208,12 @@ KNOWN_FIELDS: tuple[Known, ...] = (
     Known("return_token_ids", done=MANY, refused=SINGLE, unless=OFF),
     Known("logprobs", done=CHAT | TEXT, refused=SINGLE, unless=OFF),
     Known("top_logprobs", done=CHAT | RESPONSES, refused=ANTHROPIC, unless=only(0)),
-    *_done(NATIVE, "n_probs", "return_tokens", "response_fields"),
+    *_done(MANY, "n_probs"),
+    Known("post_sampling_probs", done=MANY, refused=SINGLE, unless=OFF),
+    *_done(NATIVE, "return_tokens", "response_fields"),
     *_refused(ANSWERS, NULL, "prompt_logprobs"),
     *_refused(ANSWERS, only([]), "logprob_token_ids"),
-    *_refused(ANSWERS, OFF, "post_sampling_probs", "return_tokens_as_token_ids", "return_prompt_text"),
+    *_refused(ANSWERS, OFF, "return_tokens_as_token_ids", "return_prompt_text"),
     *_refused(ANSWERS, OFF, "return_hidden_states", "return_routed_experts"),
     *_harmless("timings_per_token", "return_progress", "verbose", "sse_ping_interval", "include_usage", "usage"),
     *_harmless("return_token_offsets", "return_assistant_tokens_mask", "routed_experts_prompt_start"),

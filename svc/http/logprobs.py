@@ -5,11 +5,12 @@ an answer, and all of them as objects a few kilobytes a token until then.
 """
 
 import codecs
+import math
 
 import msgspec
 from msgspec import Raw
 
-from svc.http.native_schema import NativeProbabilityOut, NativeTopOut
+from svc.http.native_schema import NativeProbabilityOut, NativeShareOut, NativeTopOut, NativeTopShareOut
 from svc.http.schema import LogprobOut, TopLogprobOut
 from svc.http.text.tokenizer import Tokenizer
 from svc.slots.events import TokenEvent
@@ -86,6 +87,15 @@ class NativeProbabilities:
 
     def take(self) -> Raw | None:
         return Raw(self._entries.take()) if self.num_bytes else None
+
+
+class NativeShares(NativeProbabilities):
+    """The same with probabilities from 0 to 1 in place of their logarithms."""
+
+    def add(self, event: TokenEvent) -> None:
+        tokenizer = self._tokenizer
+        top = [NativeTopShareOut(token, *_with_bytes(token, tokenizer), math.exp(logprob)) for token, logprob in event.top]
+        self._entries.add(NativeShareOut(event.token, *_with_bytes(event.token, tokenizer), math.exp(event.logprob), top))
 
 
 class CompletionLogprobs:

@@ -27,6 +27,23 @@ class BiasOut(Struct):
     bias: float | None
 
 
+class NativeTopShareOut(Struct):
+    id: int
+    token: str
+    bytes: list[int]
+    prob: float
+
+
+class NativeShareOut(Struct):
+    """In place of `NativeProbabilityOut` where `post_sampling_probs` was asked for."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    prob: float
+    top_probs: list[NativeTopShareOut]
+
+
 class SettingsOut(Struct):
     """`generation_settings` of an answer, `params` of /props."""
 
@@ -42,6 +59,24 @@ class SettingsOut(Struct):
     repeat_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    top_n_sigma: float
+    typical_p: float
+    xtc_probability: float
+    xtc_threshold: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: list[str]
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+    adaptive_target: float
+    adaptive_decay: float
+    min_keep: int
+    post_sampling_probs: bool
     logit_bias: list[BiasOut]
     stop: list[str]
     ignore_eos: bool

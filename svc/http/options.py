@@ -4,11 +4,12 @@ Every refusal names the field and the value (`fields.py` has the single checks).
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from svc.compute.sampling.params import SamplingParams
 from svc.errors import RequestError
 from svc.http.fields import (
+    bad_words,
     integer,
     last_n,
     logit_bias,
@@ -21,7 +22,7 @@ from svc.http.fields import (
     top_k,
     unsupported,
 )
-from svc.http.samplers import SAMPLERS, enabled_samplers, with_only
+from svc.http.samplers import NO_FIELDS, SamplerFields, sampler_fields, with_steps
 from svc.http.schema import ChatIn, CompletionIn, GenerationIn, NativeIn
 from svc.http.text.tokenizer import Tokenizer
 
@@ -44,7 +45,7 @@ class GenerationOptions:
     stop: tuple[str, ...] = ()
     stop_ids: frozenset[int] = frozenset()  # with the model's own end tokens, unless `ignore_eos`
     banned: tuple[int, ...] = ()
-    samplers: tuple[str, ...] = SAMPLERS  # those that run
+    samplers: SamplerFields = NO_FIELDS  # as asked for; `params` has what comes of them
     max_predict_s: float = 0.0  # end at a time limit once a line is complete; 0: none
     use_cache: bool = True
     stream: bool = False
@@ -86,6 +87,7 @@ def chat_options(body: ChatIn, vocabulary: Vocabulary) -> GenerationOptions:
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
     num_logprobs = integer("top_logprobs", body.top_logprobs, 0, 0, MAX_LOGPROBS) if body.logprobs else None
+    num_logprobs = _at_least(num_logprobs, body)
     max_tokens = _limit(body, ("max_completion_tokens", *LIMIT_NAMES), None)
     return _options(body, vocabulary, OPENAI, num_logprobs, max_tokens)
 
@@ -93,6 +95,7 @@ def chat_options(body: ChatIn, vocabulary: Vocabulary) -> GenerationOptions:
 def completion_options(body: CompletionIn, vocabulary: Vocabulary) -> GenerationOptions:
     """The options of a completion request; RequestError names the field."""
     num_logprobs = None if body.logprobs is None else integer("logprobs", body.logprobs, 0, 0, MAX_LOGPROBS)
+    num_logprobs = _at_least(num_logprobs, body)
     if body.echo and num_logprobs is not None:
         raise RequestError("echo together with logprobs is not supported yet.", param="echo", code="unsupported_parameter")
     max_tokens = _limit(body, LIMIT_NAMES, DEFAULT_COMPLETION_TOKENS)
@@ -109,9 +112,15 @@ def native_options(body: NativeIn, vocabulary: Vocabulary) -> GenerationOptions:
     """
     body.temperature = max(0.0, body.temperature) if body.temperature is not None else None
     max_tokens = _limit(body, ("n_predict", *LIMIT_NAMES), None, negative_is_none=True)
-    num_logprobs = integer("n_probs", body.n_probs, 0, 0, MAX_LOGPROBS) or None
+    num_logprobs = _at_least(None, body)
     max_predict_ms = number("t_max_predict_ms", body.t_max_predict_ms, 0, -1, 1e9)
     return _options(body, vocabulary, LLAMA, num_logprobs, max_tokens, max_predict_ms)
+
+
+def _at_least(num_logprobs: int | None, body: GenerationIn) -> int | None:
+    """`n_probs` is llama-server's way to ask for log probabilities, on every route; the larger number counts."""
+    n_probs = integer("n_probs", body.n_probs, 0, 0, MAX_LOGPROBS)
+    return max(n_probs, num_logprobs or 0) if n_probs else num_logprobs
 
 
 def _limit(body: GenerationIn, names: tuple[str, ...], default: int | None, *, negative_is_none: bool = False) -> int | None:
@@ -133,10 +142,13 @@ def _options(
     biases, never = logit_bias(body.logit_bias, vocabulary.tokenizer, vocabulary.size)
     stop_ids = stop_token_ids(body.stop_token_ids or [], vocabulary.size)
     own_ends = vocabulary.tokenizer.eos_ids
+    words = bad_words(body.bad_words, vocabulary.tokenizer)
+    never |= {word[0] for word in words if len(word) == 1}
     banned = never | (own_ends - stop_ids) if body.ignore_eos else never
-    samplers = enabled_samplers(body.samplers)
+    samplers = sampler_fields(body, post_sampling_probs=bool(body.post_sampling_probs))
+    params = replace(_params(body, defaults, num_logprobs, biases), bad_words=tuple(word for word in words if len(word) > 1))
     options = GenerationOptions(
-        params=with_only(_params(body, defaults, num_logprobs, biases), samplers),
+        params=with_steps(params, samplers, vocabulary.tokenizer),
         max_tokens=max_tokens,
         min_tokens=_min_tokens(body.min_tokens, max_tokens),
         num_choices=integer("n", body.n, 1, 1, MAX_CHOICES),
@@ -151,8 +163,10 @@ def _options(
         return_token_ids=bool(body.return_token_ids),
         cache_report=bool(body.cache_report),
     )
-    if len(banned | (options.stop_ids if options.min_tokens else frozenset())) >= vocabulary.size:
-        raise RequestError("logit_bias leaves no token that could be sampled.", param="logit_bias")
+    ends = {word[-1] for word in options.params.bad_words}
+    if len(banned | ends | (options.stop_ids if options.min_tokens else frozenset())) >= vocabulary.size:
+        param = "bad_words" if words else "logit_bias"
+        raise RequestError(f"{param} leaves no token that could be sampled.", param=param)
     return options
 
 

@@ -44,6 +44,29 @@ class AnswerIn(Struct, kw_only=True):
     repeat_penalty: float | None = None
     repeat_last_n: Whole | None = None
     samplers: str | list[str] | None = None
+    typical_p: float | None = None
+    typ_p: float | None = None
+    typical: float | None = None
+    top_n_sigma: float | None = None
+    nsigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: Whole | None = None
+    dry_penalty_last_n: Whole | None = None
+    dry_range: Whole | None = None
+    dry_sequence_breakers: str | list[str] | None = None
+    mirostat: Whole | None = None
+    mirostat_mode: Whole | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+    adaptive_target: float | None = None
+    adaptive_decay: float | None = None
+    min_keep: Whole | None = None
+    bad_words: list[str] | None = None
     response_format: JsonObject | None = None
     grammar: Any = None
     grammar_string: Any = None
@@ -65,6 +88,8 @@ class GenerationIn(AnswerIn, kw_only=True):
 
     stream_options: StreamOptions | None = None
     n: Whole | None = None
+    n_probs: Whole | None = None
+    post_sampling_probs: bool | None = None
     return_token_ids: bool | None = None
 
 
@@ -109,7 +134,6 @@ class NativeIn(GenerationIn, kw_only=True):
     """POST /completion, llama-server's own. `prompt`: text, token ids, both mixed in one list, or a list of such prompts."""
 
     prompt: str | JsonObject | list[Any]
-    n_probs: Whole | None = None
     return_tokens: bool | None = None
     response_fields: list[str] | None = None
     t_max_predict_ms: float | None = None

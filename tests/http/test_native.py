@@ -1,5 +1,6 @@
 """POST /completion in llama-server's form, against a scripted engine."""
 
+import math
 import secrets
 from typing import Any
 
@@ -37,7 +38,11 @@ async def test_whole_answer_is_llama_servers() -> None:
         "n_predict": -1, "max_tokens": -1, "min_tokens": 0, "seed": 7, "temperature": 0.8, "top_k": 40, "top_p": 0.95,
         "min_p": 0.05, "repeat_last_n": 64, "repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
         "logit_bias": [], "stop": [], "ignore_eos": False, "stream": False, "n_probs": 0,
-        "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"], "n_ctx": 4096, "model": MODEL,
+        "samplers": ["penalties", "dry", "top_n_sigma", "temperature", "top_k", "typ_p", "top_p", "min_p", "xtc", "adaptive_p"],
+        "typical_p": 1.0, "top_n_sigma": 0.0, "xtc_probability": 0.0, "xtc_threshold": 0.1, "dynatemp_range": 0.0,
+        "dynatemp_exponent": 1.0, "dry_multiplier": 0.0, "dry_base": 1.75, "dry_allowed_length": 2, "dry_penalty_last_n": -1,
+        "dry_sequence_breakers": ["\n", ":", '"', "*"], "mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1,
+        "adaptive_target": -1.0, "adaptive_decay": 0.9, "min_keep": 0, "post_sampling_probs": False, "n_ctx": 4096, "model": MODEL,
     }  # fmt: skip
 
 
@@ -91,9 +96,11 @@ async def test_forms_of_a_prompt(prompt: Any, expected: list[list[int]]) -> None
         ({"prompt": ["a"] * 129}, "prompt"),
         ({"prompt": "a", "n_predict": 1.5}, "n_predict"),
         ({"prompt": "a", "n_probs": 21}, "n_probs"),
-        ({"prompt": "a", "mirostat": 2}, "mirostat"),
-        ({"prompt": "a", "typical_p": 0.5}, "typical_p"),
-        ({"prompt": "a", "xtc_probability": 0.1}, "xtc_probability"),
+        ({"prompt": "a", "mirostat": 3}, "mirostat"),
+        ({"prompt": "a", "typical_p": 1.5}, "typical_p"),
+        ({"prompt": "a", "tfs_z": 0.5}, "tfs_z"),
+        ({"prompt": "a", "bad_words": ["x" * 101]}, "bad_words[0]"),
+        ({"prompt": "a", "samplers": "i"}, "samplers"),
         ({"prompt": "a", "grammar": "root ::= x"}, "grammar"),
         ({"prompt": "a", "response_fields": "content"}, "response_fields"),
     ],
@@ -204,6 +211,72 @@ async def test_probabilities() -> None:
     ]  # fmt: skip
     assert [entry for piece in pieces for entry in piece["completion_probabilities"]] == whole["completion_probabilities"]
     assert "completion_probabilities" not in last
+
+
+async def test_probabilities_after_sampling() -> None:
+    """From 0 to 1, under llama-server's other names, and the engine is told to give them."""
+
+    def script(request: Request) -> list[Any]:
+        return [TokenEvent(65, math.log(0.25), ((66, math.log(0.75)), (65, math.log(0.25)), (67, -math.inf))), IM_END]
+
+    async with serving(FakeEngine(script)) as at:
+        whole = await ask(at, prompt="a", n_probs=3, post_sampling_probs=True)
+        without = await ask(at, prompt="a", post_sampling_probs=True)
+    (entry,) = whole["completion_probabilities"]
+    assert (entry["id"], entry["prob"], "logprob" in entry) == (65, pytest.approx(0.25), False)
+    assert [(top["token"], top["prob"]) for top in entry["top_probs"]] == [
+        ("B", pytest.approx(0.75)), ("A", pytest.approx(0.25)), ("C", 0.0)
+    ]  # fmt: skip
+    assert whole["generation_settings"]["post_sampling_probs"] is True
+    asked = [sequence.request.params.steps for sequence in at.engine.sequences]
+    assert asked[0] is not None
+    assert asked[0].post_sampling_probs
+    assert asked[1] is None
+    assert "completion_probabilities" not in without
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_n_probs_on_every_route(path: str) -> None:
+    """They get their own log probabilities for it, as if they had asked in their own words; the larger number counts."""
+    own: dict[str, Any] = {"logprobs": True, "top_logprobs": 2} if "chat" in path else {"logprobs": 2}
+    least: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]} if "chat" in path else {"prompt": "a"}
+
+    async with serving(FakeEngine(lambda request: [TokenEvent(65, -0.5, ((65, -0.5), (66, -2.0)))])) as at:
+        _, expected = await at.post(path, least | own)
+        _, found = await at.post(path, least | {"n_probs": 2})
+        for both in ({"n_probs": 5}, {"n_probs": 1}, {"n_probs": 0}):
+            await at.post(path, least | own | both)
+        await at.post(path, least | {"n_probs": 0})
+    assert expected["choices"][0]["logprobs"] is not None
+    assert found["choices"] == expected["choices"]
+    assert [sequence.request.params.num_logprobs for sequence in at.engine.sequences] == [2, 2, 5, 2, 2, None]
+
+
+async def test_sampling_steps_reach_the_engine() -> None:
+    """In the order asked for; words that must not come, as tokens; and the settings tell."""
+    sent = {
+        "samplers": ["xtc", "typ_p", "top_k", "temp"], "typ_p": 0.5, "top_k": 7, "mirostat": 0, "min_keep": 2,
+        "bad_words": ["ab", "c"],
+    }  # fmt: skip
+    async with serving(FakeEngine(saying("x"))) as at:
+        answer = await ask(at, prompt="a", **sent)
+    request = at.engine.sequences[0].request
+    steps = request.params.steps
+    assert steps is not None
+    assert [step.value for step in steps.order] == ["xtc", "typ_p", "top_k", "temperature"]
+    assert (steps.typical_p, request.params.top_k, request.params.top_p, steps.min_keep) == (0.5, 7, 1.0, 2)
+    assert set(request.params.bad_words) == {(97, 98), (32, 97, 98), (32, 99)}
+    assert request.banned == (99,)
+    settings = answer["generation_settings"]
+    assert (settings["samplers"], settings["typical_p"], settings["min_keep"]) == (["xtc", "typ_p", "top_k", "temperature"], 0.5, 2)
+
+
+@pytest.mark.parametrize(("words", "param"), [([chr(code) for code in range(32, 127)], None), (["a"] * 257, "bad_words")])
+async def test_bad_words_have_bounds(words: list[str], param: str | None) -> None:
+    async with serving(FakeEngine(saying("x"))) as at:
+        status, answer = await at.post("/completion", {"prompt": "a", "bad_words": words})
+    assert status == (400 if param else 200)
+    assert param is None or answer["error"]["param"] == param
 
 
 async def test_response_fields() -> None:

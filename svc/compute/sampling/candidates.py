@@ -9,6 +9,14 @@ from svc.compute.sampling.best import Ids, best
 from svc.compute.sampling.inverse_cdf import Float64
 from svc.compute.sampling.top_p import nucleus
 
+REACHES = (
+    0.5,
+    1.0,
+    2.0,
+    4.0,
+    8.0,
+)  # distances from the expected surprise within which the tokens are looked for, one after the other
+SURELY = 1e-9  # more than sums in another order differ by
 LEAST_TEMPERATURE = 1e-30  # leaves any but the best no chance, and no logit overflows
 
 
@@ -22,7 +30,18 @@ class Candidates:
     @classmethod
     def of(cls, logits: NDArray[np.floating]) -> "Candidates":
         """All tokens [V] but those at -inf."""
-        ids = np.flatnonzero(logits > -np.inf)
+        if logits.min() > -np.inf:
+            return cls(np.arange(len(logits)), logits.astype(np.float64))
+        return cls._at(np.flatnonzero(logits > -np.inf), logits)
+
+    @classmethod
+    def best_of(cls, logits: NDArray[np.floating], count: int) -> "Candidates":
+        """`top_k` of them all, without arrays for all."""
+        ids = np.sort(best(logits, count))
+        return cls._at(ids[logits[ids] > -np.inf], logits)
+
+    @classmethod
+    def _at(cls, ids: Ids, logits: NDArray[np.floating]) -> "Candidates":
         return cls(ids, logits[ids].astype(np.float64))
 
     def __len__(self) -> int:
@@ -39,6 +58,16 @@ class Candidates:
         weights = self.weights
         weights /= weights.sum()
         return weights
+
+    @property
+    def surprises(self) -> tuple[Float64, Float64]:
+        """(probabilities, their negative logarithms)"""
+        surprises = self.logits - self.logits.max()
+        shares = np.exp(surprises)
+        total = float(shares.sum())
+        shares /= total
+        np.subtract(np.log(total), surprises, out=surprises)
+        return shares, surprises
 
     def best(self, count: int) -> Ids:
         """Indices of the `count` best, best first; among equals the lower id first."""
@@ -57,12 +86,6 @@ class Candidates:
         return Candidates(self.ids, logits)
 
 
-def entropy(probabilities: Float64) -> float:
-    """In nats."""
-    some = probabilities[probabilities > 0]
-    return float(-(some * np.log(some)).sum())
-
-
 def top_k(candidates: Candidates, count: int) -> Candidates:
     """The `count` best; 0: all."""
     return candidates.kept(candidates.best(count)) if 0 < count < len(candidates) else candidates
@@ -70,33 +93,35 @@ def top_k(candidates: Candidates, count: int) -> Candidates:
 
 def top_p(candidates: Candidates, share: float, min_keep: int) -> Candidates:
     """The fewest best that have this share."""
-    if share >= 1:
-        return candidates
     return candidates.at_least(min_keep, nucleus(candidates.logits, 1.0, candidates.weights, share))
 
 
 def min_p(candidates: Candidates, share: float, min_keep: int) -> Candidates:
     """Those at least that likely, relative to the best."""
-    if share <= 0:
-        return candidates
     return candidates.at_least(min_keep, np.flatnonzero(candidates.weights >= share))
 
 
 def typical_p(candidates: Candidates, share: float, min_keep: int) -> Candidates:
     """Those whose surprise is nearest to the expected one, until they have more than this share."""
-    if share >= 1:
-        return candidates
-    probabilities = candidates.probabilities
-    surprise = -np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
-    order = np.argsort(np.abs(surprise - entropy(probabilities)), kind="stable")
-    passed = int(np.searchsorted(np.cumsum(probabilities[order]), share, side="right")) + 1
+    shares, surprises = candidates.surprises
+    distances = np.abs(surprises - (shares * surprises).sum())
+    near = _nearest(distances, shares, share, min_keep)
+    order = near[np.argsort(distances[near], kind="stable")]
+    passed = int(np.searchsorted(np.cumsum(shares[order]), share, side="right")) + 1
     return candidates.kept(order[: max(passed, min_keep)])
 
 
+def _nearest(distances: Float64, shares: Float64, share: float, count: int) -> Ids:
+    """Indices of at least `count` and of the nearest ones that surely have more than `share`: sorting all takes 30 ms."""
+    for reach in REACHES:
+        near = np.flatnonzero(distances <= reach)
+        if len(near) >= count and shares[near].sum() > share + SURELY:
+            return near
+    return np.arange(len(distances))
+
+
 def top_n_sigma(candidates: Candidates, width: float) -> Candidates:
-    """Those whose logit is at most `width` standard deviations below the best; 0: all."""
-    if width <= 0:
-        return candidates
+    """Those whose logit is at most `width` standard deviations below the best."""
     lowest = candidates.logits.max() - width * candidates.logits.std()
     return candidates.kept(np.flatnonzero(candidates.logits >= lowest))
 
@@ -115,7 +140,8 @@ def tempered(candidates: Candidates, temperature: float, reach: float, exponent:
     """Logits divided by the temperature; 0 leaves only the best. `reach`: how far the entropy moves the temperature both ways."""
     if reach > 0 and len(candidates) > 1:
         low, high = max(0.0, temperature - reach), temperature + reach
-        unsure = entropy(candidates.probabilities) / float(np.log(len(candidates)))
+        shares, surprises = candidates.surprises
+        unsure = float((shares * surprises).sum() / np.log(len(candidates)))
         temperature = low + (high - low) * unsure**exponent
     if temperature <= 0:
         return candidates.kept(candidates.best(1))

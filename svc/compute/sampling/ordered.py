@@ -71,15 +71,43 @@ def draw_in_steps(
     """`logits` [V] with bias, bans and mask, some of them finite. `uniforms`: for the draw, and for whether XTC is taken."""
     steps = params.steps
     assert steps is not None
-    candidates = Candidates.of(logits)
-    for step in steps.order:
-        if steps.mirostat is None or step in _BESIDE_MIROSTAT:
-            candidates = _taken(step, candidates, params, steps, history, uniforms[1])
+    order = [step for step in steps.order if _changes(step, params, steps)]
+    if order[:1] == [Step.TOP_K]:
+        candidates, order = Candidates.best_of(logits, params.top_k), order[1:]
+    else:
+        candidates = Candidates.of(logits)
+    for step in order:
+        candidates = _taken(step, candidates, params, steps, history, uniforms[1])
     if steps.mirostat is not None:
         return _draw_mirostat(candidates, steps.mirostat, len(logits), learned, uniforms[0])
     if steps.adaptive is not None:
         return _draw_adaptive(candidates, steps.adaptive, learned, uniforms[0])
     return Draw(int(candidates.ids[pick(candidates.weights, uniforms[0])]), candidates, ())
+
+
+def _changes(step: Step, params: SamplingParams, steps: SamplingSteps) -> bool:
+    """Whether the step can change anything."""
+    if steps.mirostat is not None and step not in _BESIDE_MIROSTAT:
+        return False
+    match step:
+        case Step.PENALTIES:
+            return params.penalizes
+        case Step.DRY:
+            return steps.dry is not None
+        case Step.TEMPERATURE:
+            return params.temperature != 1 or steps.dynatemp_range > 0
+        case Step.TOP_N_SIGMA:
+            return steps.top_n_sigma > 0
+        case Step.TOP_K:
+            return params.top_k > 0
+        case Step.TYPICAL_P:
+            return steps.typical_p < 1
+        case Step.TOP_P:
+            return params.top_p < 1
+        case Step.MIN_P:
+            return params.min_p > 0
+        case Step.XTC:
+            return steps.xtc_probability > 0
 
 
 def _taken(
@@ -108,8 +136,7 @@ def _taken(
 
 
 def _penalized(candidates: Candidates, params: SamplingParams, history: History | None) -> Candidates:
-    if history is None or not params.penalizes:
-        return candidates
+    assert history is not None
     logits = np.zeros(max(int(candidates.ids[-1]), int(history.tokens.max(initial=0))) + 1)
     logits[candidates.ids] = candidates.logits
     penalize(logits, params, history)
@@ -117,8 +144,7 @@ def _penalized(candidates: Candidates, params: SamplingParams, history: History 
 
 
 def _without_repeats(candidates: Candidates, steps: SamplingSteps, history: History | None) -> Candidates:
-    if steps.dry is None:
-        return candidates
+    assert steps.dry is not None
     assert history is not None
     logits = candidates.logits.copy()
     tokens, losses = dry_penalties(history.tokens, steps.dry)
@@ -134,8 +160,8 @@ def _draw_mirostat(candidates: Candidates, wanted: Mirostat, vocabulary: int, le
     if wanted.version == 1:
         kept = top_k(candidates, _mirostat_count(candidates, bound, vocabulary))
     else:
-        surprise = -np.log2(np.maximum(candidates.probabilities, np.finfo(np.float64).tiny))
-        kept = candidates.at_least(1, np.flatnonzero(surprise <= bound))
+        _, surprises = candidates.surprises
+        kept = candidates.at_least(1, np.flatnonzero(surprises <= bound * math.log(2)))
     shares = kept.probabilities
     index = pick(shares, u)
     error = -math.log2(float(shares[index])) - wanted.tau

@@ -39,7 +39,7 @@ class Breakers:
         return cls(np.zeros(0, np.int32))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Dry:
     """Tokens that would make a repeat longer than `allowed_length` lose multiplier * base^(length - allowed_length)."""
 
@@ -67,7 +67,7 @@ class AdaptiveP:
     decay: float  # 0 to 0.99
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class SamplingSteps:
     """The defaults change nothing. A step that is not in `order` is not taken."""
 

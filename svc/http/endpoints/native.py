@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from svc.http.errors import ApiError
 from svc.http.fields import response_fields, shown
 from svc.http.generation import Generation
 from svc.http.grammar_fields import answer_grammar
-from svc.http.logprobs import NativeProbabilities
+from svc.http.logprobs import NativeProbabilities, NativeShares
 from svc.http.middleware import scope_of
 from svc.http.native_schema import BiasOut, NativeChunkOut, NativeOut, SettingsOut
 from svc.http.options import GenerationOptions, native_options
@@ -39,7 +40,8 @@ async def create(request: web.Request) -> web.StreamResponse:
     keep_ids = options.stream or bool(body.return_tokens or body.return_token_ids)
 
     def new_buffer() -> AnswerBuffer:
-        return AnswerBuffer(NativeProbabilities(service.tokenizer) if options.logprobs else None, keep_ids)
+        probabilities = NativeShares if options.samplers.post_sampling_probs else NativeProbabilities
+        return AnswerBuffer(probabilities(service.tokenizer) if options.logprobs else None, keep_ids)
 
     grammar = answer_grammar(body)
     rules = await request.app[TEXT_THREADS].run_apart(held_to, grammar, service.grammars) if grammar else FREE
@@ -60,6 +62,8 @@ def settings(service: Service, options: GenerationOptions, *, ignore_eos: bool) 
     """What an answer was made with; -1 is "no limit"."""
     params, limit = options.params, -1 if options.max_tokens is None else options.max_tokens
     biases = [*(BiasOut(token, bias) for token, bias in params.logit_bias), *(BiasOut(token, None) for token in options.banned)]
+    fields = asdict(options.samplers)
+    fields |= {name: list(fields[name]) for name in ("samplers", "dry_sequence_breakers")}
     return SettingsOut(
         n_predict=limit,
         max_tokens=limit,
@@ -78,9 +82,9 @@ def settings(service: Service, options: GenerationOptions, *, ignore_eos: bool) 
         ignore_eos=ignore_eos,
         stream=options.stream,
         n_probs=params.num_logprobs or 0,
-        samplers=list(options.samplers),
         n_ctx=service.engine.context_tokens,
         model=service.model.name,
+        **fields,
     )
 
 

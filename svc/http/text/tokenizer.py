@@ -6,6 +6,7 @@ No Unicode normalisation: what is encoded is what was written, and decoding give
 import enum
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -13,6 +14,7 @@ import tokenizers
 from tokenizers.models import BPE
 
 from svc.errors import ModelFileError, RequestError
+from svc.http.text.breakers import BreakerIndex
 from svc.http.text.long_search import WINDOW_CHARS, matches
 from svc.http.text.pretokenize import PRE_TOKENIZERS, Words, byte_alphabet, pre_tokenizer
 from svc.http.text.unicode import well_formed
@@ -112,6 +114,11 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.num_tokens} tokens, {len(self.control_tokens)} control)"
+
+    @cached_property
+    def breakers(self) -> BreakerIndex:
+        """Made when a request asks for it first."""
+        return BreakerIndex(self._bytes, partial(self.encode, parse_special=False))
 
     @property
     def num_tokens(self) -> int:
