@@ -69,8 +69,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(description="where chat answers have reasoning; auto, deepseek: in fields of its own; none: in the content with tags"),
     ] = "auto"
     reasoning_fields: Annotated[
-        Literal["both", "reasoning_content", "reasoning"],
-        Meta(description="name of the field of a chat message that carries reasoning; both: clients read one or the other"),
+        Literal["both", "reasoning_content", "reasoning", "none"],
+        Meta(
+            description="field of a chat message that carries reasoning; both: clients read one or the other; none: it is left out"
+        ),
     ] = "both"
     thinking: Annotated[
         Literal["auto", "on", "off"],
@@ -79,6 +81,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     thinking_budget: Annotated[
         int, Meta(ge=-1, le=2**24, description="most tokens an answer may reason where a request does not say; -1: no limit")
     ] = -1
+    canonical_tools: Annotated[
+        bool,
+        Meta(
+            description="write the keys of tools in one order, for clients whose order changes from request to request, which spoils the cache"
+        ),
+    ] = False
     mask_headers: Annotated[
         Literal["messages", "all", "off"],
         Meta(description="where lines that change with every request (x-anthropic-billing-header) are left out of the system text"),

@@ -227,6 +227,7 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
         "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache", engine.prompt_tokens),
         "prefix_cache_hits": ("Prompt tokens found in the prefix cache", engine.cached_tokens),
         "generation_tokens": ("Tokens generated", engine.generated_tokens),
+        "forced_tokens": ("Tokens generated that a grammar left no choice of, and that no step sampled", engine.forced_tokens),
         "prefill_tokens": ("Prompt tokens evaluated", engine.prefill_tokens),
         "decode_tokens": ("Generated tokens evaluated", engine.decode_tokens),
         "steps": ("Steps of the device", engine.steps),

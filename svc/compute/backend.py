@@ -106,6 +106,10 @@ the forward of the step is on its way, so that the mask is made while the device
 outcome."""
 
 
+ForcedTokens = Callable[[int], Sequence[int]]
+"""The tokens that must follow the one that was sampled, as far as they are certain. Called on the compute thread."""
+
+
 class Sample(NamedTuple):
     """Sample one token from the hidden row in live row `row`.
 
@@ -121,6 +125,7 @@ class Sample(NamedTuple):
     stops: frozenset[int] = frozenset()  # ids that end the answer: a chunk with this token pending is skipped
     mask: TokenMask | None = None  # a grammar's: no other token may come, not even if bans leave none
     learned: tuple[float, ...] = ()  # if params.learns: `Sampled.learned` of the token before, () for the first of an answer
+    forced: ForcedTokens | None = None  # a grammar's, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +160,7 @@ class Sampled:
     logprob: float = 0.0
     top: tuple[tuple[int, float], ...] = ()  # params.num_logprobs best (id, logprob), best first; ties: lower id first
     learned: tuple[float, ...] = ()  # for the `Sample` of the next token
+    forced: tuple[int, ...] = ()  # tokens that must follow, as `Sample.forced` says
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,13 @@ tokens.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.backend import PENDING, Sampled, Score, StepBatch, StepRefusedError, StepResult
+from svc.compute.backend import PENDING, Sample, Sampled, Score, StepBatch, StepRefusedError, StepResult
 from svc.compute.forward import forward
 from svc.compute.ops import Ops
 from svc.compute.pending import has_pending_history, resolve
@@ -105,7 +106,7 @@ class ModelRunner:
                 samples = [NOTHING] * num_samples
                 for indices, drawn in draws:
                     for index, sampled in zip(indices, drawn(), strict=True):
-                        samples[left[index]] = sampled
+                        samples[left[index]] = with_forced(sampled, batch.samples[index])
             except BaseException:
                 self._latest = None
                 raise
@@ -193,6 +194,14 @@ def _ends(plan: MemoryPlan) -> dict[MoveKind, tuple[int, int]]:
         MoveKind.SNAPSHOT_OUT: (plan.num_snapshots, plan.num_host_snapshots),
         MoveKind.ROW_IN: (plan.num_host_snapshots, plan.num_rows),
     }
+
+
+def with_forced(sampled: Sampled, wanted: Sample) -> Sampled:
+    """With the tokens that must follow it."""
+    if wanted.forced is None or sampled.token < 0 or sampled.token in wanted.stops:
+        return sampled
+    tokens = wanted.forced(sampled.token)
+    return replace(sampled, forced=tuple(tokens)) if tokens else sampled
 
 
 def check_batch(batch: StepBatch, plan: MemoryPlan, max_step_tokens: int, vocab_size: int) -> None:

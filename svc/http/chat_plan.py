@@ -49,7 +49,7 @@ def plan_chat(body: ChatIn, service: Service, *, mask: bool | None = None) -> Ch
     wants it of every route."""
     service.check_model(body.model)
     options = chat_options(body, service.vocabulary)
-    tools = tool_options(body.tools, body.tool_choice, body.parallel_tool_calls)
+    tools = offered_tools(body, service)
     grammar = answer_grammar(body)
     _check_combination(body, tools, grammar)
     form = service.answer_format
@@ -91,7 +91,7 @@ def count_prompt(body: ChatIn, service: Service, *, mask: bool | None = None) ->
     service.check_model(body.model)
     if mask or (mask is None and service.mask_headers == "all"):
         _mask(body)
-    return len(_prompt(body, service, tool_options(body.tools, body.tool_choice, body.parallel_tool_calls)).ids)
+    return len(_prompt(body, service, offered_tools(body, service)).ids)
 
 
 def _prompt(body: ChatIn, service: Service, tools: ToolOptions) -> PromptTokens:
@@ -136,6 +136,11 @@ def chat_template(service: Service) -> ChatTemplate:
     if service.template is None:
         raise RequestError("This model has no chat template; use /v1/completions.", param="messages", code="no_chat_template")
     return service.template
+
+
+def offered_tools(body: ChatIn | ApplyTemplateIn, service: Service) -> ToolOptions:
+    parallel = body.parallel_tool_calls if isinstance(body, ChatIn) else None
+    return tool_options(body.tools, body.tool_choice, parallel, canonical=service.answers.canonical_tools)
 
 
 def conversation(body: ChatIn | ApplyTemplateIn, service: Service, tools: ToolOptions) -> tuple[list[JsonObject], dict[str, Any]]:

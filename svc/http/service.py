@@ -77,6 +77,7 @@ class AnswerSettings:
     reasoning_fields: tuple[str, ...] = REASONING_FIELDS["both"]  # of a message, that carry reasoning
     enable_thinking: bool | None = None  # None: as the template does
     thinking_budget: int | None = None  # tokens; None: no limit
+    canonical_tools: bool = False  # whether the keys of tools are written in one order, whatever order they came in
 
 
 @dataclass(frozen=True, slots=True)

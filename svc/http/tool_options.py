@@ -9,7 +9,9 @@ from svc.errors import RequestError
 from svc.http.fields import shown, unsupported
 from svc.http.schema import JsonObject
 from svc.http.text.grammar.tool_grammar import CallableTool
+from svc.http.text.messages import MAX_DEPTH
 
+_FIRST = ("type", "function", "name", "description", "parameters", "properties", "required")
 _CHOICES = ("none", "auto", "required", "any")  # "any": Mistral's word
 
 
@@ -30,8 +32,13 @@ class ToolOptions:
 NO_TOOLS = ToolOptions()
 
 
-def tool_options(tools: Sequence[JsonObject] | None, choice: str | JsonObject | None, parallel: bool | None) -> ToolOptions:
-    """RequestError names the field at fault. Nothing is offered where no tool may be called."""
+def tool_options(
+    tools: Sequence[JsonObject] | None, choice: str | JsonObject | None, parallel: bool | None, *, canonical: bool = False
+) -> ToolOptions:
+    """RequestError names the field at fault. Nothing is offered where no tool may be called.
+
+    `canonical`: keys are offered in one order, whatever order they came in.
+    """
     known = [_callable(tool, f"tools[{n}]") for n, tool in enumerate(tools or ())]
     mode, names = _choice(choice)
     if mode == "none" or not (known or mode == "required"):
@@ -45,7 +52,18 @@ def tool_options(tools: Sequence[JsonObject] | None, choice: str | JsonObject | 
         for name in names:
             if all(tool.name != name for tool in known):
                 raise RequestError(f"tool_choice names {shown(name)}, which is not among the tools.", param="tool_choice")
-    return ToolOptions(tuple(tools or ()), tuple(allowed), mode == "required", parallel is not False)
+    offered = tuple(map(in_order, tools or ())) if canonical else tuple(tools or ())
+    return ToolOptions(offered, tuple(allowed), mode == "required", parallel is not False)
+
+
+def in_order(value: Any, depth: int = 0) -> Any:
+    """`value` with the keys of all objects in it in one order: those that say most first, the others by the alphabet."""
+    if depth > MAX_DEPTH:
+        return value  # refused by what reads it
+    if isinstance(value, dict):
+        names = sorted(value, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
+        return {name: in_order(value[name], depth + 1) for name in names}
+    return [in_order(item, depth + 1) for item in value] if isinstance(value, list) else value
 
 
 def _callable(tool: JsonObject, param: str) -> CallableTool:

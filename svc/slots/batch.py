@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from svc.compute.backend import PENDING, Capture, Chunk, History, PageCopy, RowSnapshot, Sample, StepBatch
+from svc.compute.backend import PENDING, Capture, Chunk, ForcedTokens, History, PageCopy, RowSnapshot, Sample, StepBatch
 from svc.memory.sequence_cache import Reservation, StepMemory
-from svc.slots.request import Sequence
+from svc.slots.request import Request, Sequence
 from svc.slots.slot import Closing, Slot
 
 
@@ -97,4 +97,12 @@ def _sample(slot: Slot) -> Sample:
         stops=request.stop_ids,
         mask=request.constraint.mask if request.constraint is not None else None,
         learned=sequence.learned,
+        forced=_forced(request),
     )
+
+
+def _forced(request: Request) -> ForcedTokens | None:
+    """Nothing is forced where the log probability of every token is wanted, or each draw counts for the next."""
+    if request.constraint is None or request.params.num_logprobs is not None or request.params.learns:
+        return None
+    return request.constraint.forced_after

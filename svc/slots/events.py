@@ -21,12 +21,15 @@ class TokenText(NamedTuple):
     ends: bool  # the answer ends with this token
 
 
+Top = tuple[tuple[int, float], ...]
+
+
 class TokenEvent(NamedTuple):
     """One token of the answer, in order. A stop token id is not sent; a token that completes a stop string is."""
 
     token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
+    logprob: float  # 0 of one that had to come: nothing was drawn
+    top: Top
     text: object = None  # what `Request.on_token` made of it; never looked at here
 
 

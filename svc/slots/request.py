@@ -28,6 +28,10 @@ class Constraint(Protocol):
     def accept(self, token: int) -> None:
         """The answer's next token. Called in `commit`: it must not raise or take long."""
 
+    def forced_after(self, token: int) -> "list[int]":
+        """Tokens that must follow `token`, if that is the answer's next, as far as they are certain. Called on the compute thread,
+        before `accept` of it."""
+
     def mask(self) -> NDArray[np.uint32] | None:
         """The tokens that may come next, as in `Sample.mask`; None: all. Called on the compute thread, never while `accept` is."""
 

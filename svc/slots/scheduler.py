@@ -16,10 +16,10 @@ from svc.memory.sequence_cache import Lease, Reservation, SequenceCache
 from svc.slots.admission import Admission, PageForecast, WaitingQueue
 from svc.slots.batch import PlannedChunk, StepPlan, build_batch
 from svc.slots.budget import ChunkBudget, share_prefill
-from svc.slots.events import Event, Finished, FinishReason, TokenEvent
+from svc.slots.events import Event, Finished, FinishReason, TokenEvent, Top
 from svc.slots.joins import Joins
 from svc.slots.request import Request, Sequence
-from svc.slots.slot import Closing, Slot, SlotState
+from svc.slots.slot import Closing, Slot, SlotState, victim_for
 from svc.slots.stats import SchedulerCounters
 from svc.slots.usage_report import SAMPLING_FAILURES, answer_tokens, finished
 
@@ -214,7 +214,7 @@ class Scheduler:
             if self._under_way:  # nothing in it can be preempted: the next step is planned after it
                 self._short = True
                 return False
-            victim = self._victim(slot, plan)
+            victim = victim_for(slot, self._slots, plan.slots)
             if victim is None and self._joins.release_pins(self._waiting):
                 continue
             if victim is None:
@@ -237,15 +237,6 @@ class Scheduler:
         if not self._forecast.may_take(slot, wanted, self._slots):
             return False
         return self._cache.extend(slot.lease, end, now)
-
-    def _victim(self, slot: Slot, plan: StepPlan) -> Slot | None:
-        """The slot of the lowest rank that may be preempted for `slot`, which may be itself; None: none may."""
-        lower = [s for s in self._slots if s.rank > slot.rank and s not in plan.slots]
-        unprotected = [s for s in lower if not s.protected]
-        if unprotected:
-            return unprotected[-1]
-        alone = len(self._slots) == 1
-        return None if alone or lower or slot.protected else slot
 
     def _preempt(self, slot: Slot, now: float) -> bool:
         """Takes the slot away; the sequence comes back from its deepest resume point. Whether its pages are free at once.
@@ -401,18 +392,28 @@ class Scheduler:
             emitted.append((sequence, self._finished(sequence, FinishReason.STOP, now)))
             self._close_and_save(slot, now)  # also when a step under way has it: there its chunk is skipped
             return
-        sequence.buffer.append(token)
         sequence.learned = sampled.learned
+        if self._add_token(slot, token, sampled.logprob, sampled.top, now, emitted):
+            for forced in sampled.forced:
+                if not self._add_token(slot, forced, 0.0, (), now, emitted):
+                    return
+                self.counters.forced_tokens += 1
+
+    def _add_token(self, slot: Slot, token: int, logprob: float, top: Top, now: float, emitted: Emitted) -> bool:
+        """The answer's next token. Whether the answer goes on."""
+        sequence = slot.sequence
+        request = sequence.request
+        sequence.buffer.append(token)
         sequence.generated += 1
         self.counters.generated_tokens += 1
         if request.constraint is not None:
             request.constraint.accept(token)
         text, ends = request.on_token(token) if request.on_token is not None else (None, False)
-        emitted.append((sequence, TokenEvent(token, sampled.logprob, sampled.top, text)))
-        if ends:
-            self._end(slot, FinishReason.STOP, now, emitted)
-        elif sequence.buffer.length >= sequence.full_at:
-            self._end(slot, FinishReason.LENGTH, now, emitted)
+        emitted.append((sequence, TokenEvent(token, logprob, top, text)))
+        if not ends and sequence.buffer.length < sequence.full_at:
+            return True
+        self._end(slot, FinishReason.STOP if ends else FinishReason.LENGTH, now, emitted)
+        return False
 
     # -- ends -------------------------------------------------------------------------------------------------------------------
     def _end(self, slot: Slot, reason: FinishReason, now: float, emitted: Emitted) -> None:

@@ -1,6 +1,8 @@
 """A sequence on the device (`Slot`), and one whose last state is being saved (`Closing`)."""
 
 import enum
+from collections.abc import Container
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
 
 from svc.memory.placement import Wanted, plan_captures
@@ -122,3 +124,16 @@ class Closing:
 
     def __repr__(self) -> str:
         return f"<Closing row {self.lease.row} at {self.position}: {self.sequence!r}>"
+
+
+def victim_for(slot: Slot, slots: SequenceOf[Slot], in_step: Container[Slot]) -> Slot | None:
+    """The slot of the lowest rank, of `slots` by rank, that may be preempted for `slot`, which may be itself; None: none may.
+
+    Those of the step being planned may not.
+    """
+    lower = [other for other in slots if other.rank > slot.rank and other not in in_step]
+    unprotected = [other for other in lower if not other.protected]
+    if unprotected:
+        return unprotected[-1]
+    alone = len(slots) == 1
+    return None if alone or lower or slot.protected else slot

@@ -18,6 +18,7 @@ class SchedulerCounters:
     prefill_tokens: int = 0  # evaluated
     decode_tokens: int = 0  # evaluated
     generated_tokens: int = 0
+    forced_tokens: int = 0  # of those generated: they had to come, so no step sampled them
     prompt_tokens: int = 0  # of ended requests
     cached_tokens: int = 0  # of ended requests
     preemptions: int = 0

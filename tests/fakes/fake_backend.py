@@ -37,6 +37,12 @@ def expected_answer(prompt: Sequence[int], length: int, params: SamplingParams |
     return tokens[len(prompt) :]
 
 
+def _followed(drawn: Sampled, wanted: Sample) -> Sampled:
+    """With the tokens that a grammar says must follow."""
+    goes_on = wanted.forced is not None and drawn.token >= 0 and drawn.token not in wanted.stops
+    return replace(drawn, forced=tuple(wanted.forced(drawn.token))) if goes_on and wanted.forced else drawn
+
+
 class FakeBackend:
     """Implements compute.backend.Backend. `step_s` is what each step claims to have taken.
 
@@ -86,7 +92,7 @@ class FakeBackend:
         self._failed = False
         captured = [save.snapshot_id for save in batch.saves] + [capture.snapshot_id for capture in batch.captures]
         assert len(set(captured)) == len(captured)
-        samples = tuple(drawn.get(sample.row, Sampled(SKIPPED)) for sample in wanted)
+        samples = tuple(_followed(drawn[sample.row], sample) if sample.row in drawn else Sampled(SKIPPED) for sample in wanted)
         return Completed(StepResult(samples, tuple(captured), self.step_s, moves_over=self._moves_over))
 
     def _resolved(self, batch: StepBatch) -> StepBatch:

@@ -153,4 +153,6 @@ async def test_reasoning_and_logprobs_of_all_tokens() -> None:
 
 def test_settings_are_of_one_kind() -> None:
     """A service without settings has those of the configuration's defaults."""
-    assert replace(AnswerSettings()) == AnswerSettings(ReasoningFormat.PARTED, ("reasoning_content", "reasoning"), None, None)
+    assert replace(AnswerSettings()) == AnswerSettings(
+        ReasoningFormat.PARTED, ("reasoning_content", "reasoning"), None, None, False
+    )

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from svc.http.service import AnswerSettings
 from svc.http.text.chat_template import ChatTemplate
 from svc.slots.request import Request
 from tests.fakes.fake_engine import FakeEngine, Script, obedient, saying
@@ -240,3 +241,14 @@ async def test_free_answers_have_no_constraint() -> None:
     free, single = _requests(at)
     assert (free.constraint, free.needs_known_tokens) == (None, False)
     assert (single.constraint, single.needs_known_tokens) == (None, True)
+
+
+async def test_tools_in_one_order() -> None:
+    """Where the operator wants it, the order of keys makes no other prompt; without it, it does."""
+    other = {"function": {"parameters": {"properties": {"b": {}, "a": {}}, "type": "object"}, "name": "f"}, "type": "function"}
+    same = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}, "b": {}}}}}
+    for canonical, prompts in ((True, 1), (False, 2)):
+        async with serving(FakeEngine(saying("x")), template=PLAIN, answers=AnswerSettings(canonical_tools=canonical)) as at:
+            for tool in (other, same):
+                assert (await at.post(CHAT, BODY | {"tools": [tool]}))[0] == 200
+            assert len({tuple(request.prompt) for request in _requests(at)}) == prompts

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from svc.compute.sampling.params import SamplingParams
 from svc.slots.events import FinishReason, TokenText
 from tests.fakes.fake_backend import VOCABULARY, expected_answer, next_token
 from tests.slots.harness import GREEDY, Answer, Harness
@@ -28,9 +29,25 @@ class Residues:
         allowed[self.residue : VOCABULARY : 7] = True
         return np.packbits(allowed, bitorder="little").view(np.uint32)
 
+    def forced_after(self, token: int) -> list[int]:
+        return []
+
     @property
     def residue(self) -> int:
         return sum(self.tokens) % 7
+
+
+class Forcing(Residues):
+    """After some tokens, others must follow."""
+
+    def forced_after(self, token: int) -> list[int]:
+        return follow([*self.tokens, token])
+
+
+def follow(tokens: list[int]) -> list[int]:
+    """What must follow `tokens`: up to five, often none."""
+    total = sum(tokens)
+    return [(31 * total + n) % VOCABULARY for n in range(max(0, total % 11 - 5))]
 
 
 class Nothing(Residues):
@@ -49,13 +66,14 @@ def submit(harness: Harness, text: list[int], length: int, constraint: Residues)
     return harness.submit(text, length, constraint=constraint, **fields)
 
 
-def constrained(text: list[int], length: int) -> list[int]:
+def constrained(text: list[int], length: int, *, forcing: bool = False) -> list[int]:
     """The answer by its definition."""
     tokens: list[int] = []
-    for _ in range(length):
+    while len(tokens) < length:
         allowed = range(sum(tokens) % 7, VOCABULARY, 7)
         tokens.append(allowed[next_token([*text, *tokens], GREEDY, 0) % len(allowed)])
-    return tokens
+        tokens += follow(tokens) if forcing else []
+    return tokens[:length]
 
 
 @pytest.mark.parametrize("hybrid", [True, False])
@@ -102,3 +120,63 @@ def test_no_token_left(hybrid: bool) -> None:
     assert again.tokens == earlier.tokens
     assert again.cached >= 16
     harness.assert_nothing_leaked()
+
+
+@pytest.mark.parametrize("hybrid", [True, False])
+@pytest.mark.parametrize("ahead", [True, False])
+def test_forced_tokens_take_no_step(hybrid: bool, ahead: bool) -> None:
+    """Tokens that must come are part of the answer at once and evaluated together; whatever length cuts them off, nothing leaks."""
+    harness = Harness(hybrid=hybrid, ahead=ahead)
+    lengths = range(9, 25)
+    held = {length: submit(harness, prompt(30, seed=length), length, Forcing()) for length in lengths}
+    plain = harness.submit(prompt(30, seed=9), 40, on_token=lambda token: TokenText("", False), text_ends=False)
+    harness.run()
+    for length, answer in held.items():
+        assert answer.tokens == constrained(prompt(30, seed=length), length, forcing=True)
+        assert answer.end.reason is FinishReason.LENGTH
+    assert plain.tokens == expected_answer(prompt(30, seed=9), 40)
+    counters = harness.scheduler.counters
+    assert counters.forced_tokens > 30
+    assert counters.generated_tokens == sum(lengths) + 40
+    harness.assert_nothing_leaked()
+
+
+@pytest.mark.parametrize("hybrid", [True, False])
+def test_forced_tokens_after_preemption(hybrid: bool) -> None:
+    """An answer that loses its pages among forced tokens comes back with them."""
+    harness = Harness(hybrid=hybrid, num_pages=26, num_rows=4, context=300)
+    texts = [prompt(30, seed=seed) for seed in range(4)]
+    held = [submit(harness, text, 150, Forcing()) for text in texts]
+    harness.run()
+    assert harness.scheduler.counters.preemptions > 0
+    assert [answer.tokens for answer in held] == [constrained(text, 150, forcing=True) for text in texts]
+    harness.assert_nothing_leaked()
+
+
+def test_an_answer_that_ends_among_forced_tokens() -> None:
+    """A stop string may be complete in the middle of them: the rest is dropped, and the next turn resumes what was evaluated."""
+    harness = Harness()
+    seen: list[int] = []
+
+    def on_token(token: int) -> TokenText:
+        seen.append(token)
+        return TokenText("", len(seen) == stop_at)
+
+    whole = constrained(prompt(30), 60, forcing=True)
+    stop_at = next(n for n in range(1, 60) if follow(whole[:n]) and len(follow(whole[:n])) > 2) + 2
+    answer = harness.submit(prompt(30), 60, constraint=Forcing(), on_token=on_token, text_ends=True)
+    harness.run()
+    assert (answer.tokens, answer.end.reason) == (whole[:stop_at], FinishReason.STOP)
+    harness.assert_nothing_leaked()
+
+
+def test_nothing_is_forced_where_every_draw_counts() -> None:
+    """Log probabilities are wanted of every token: then every token is drawn."""
+    harness = Harness()
+    fields: dict[str, Any] = {
+        "on_token": lambda token: TokenText("", False),
+        "params": SamplingParams(temperature=0.0, num_logprobs=0),
+    }
+    harness.submit(prompt(30), 20, constraint=Forcing(), **fields)
+    harness.run()
+    assert harness.scheduler.counters.forced_tokens == 0

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 from svc.http.answer import Answer, AnswerBuffer, TextDelta
 from svc.http.body import with_body
 from svc.http.chat_parts import deltas_of, message_of
-from svc.http.chat_plan import ChatPlan, chat_template, compiled, conversation, plan_chat
+from svc.http.chat_plan import ChatPlan, chat_template, compiled, conversation, offered_tools, plan_chat
 from svc.http.decoding import decode
 from svc.http.errors import ApiError
 from svc.http.generation import Generation
@@ -33,7 +33,6 @@ from svc.http.text.answer_parts import ContentText, Part, ReasoningText
 from svc.http.text.prompt_limit import PromptLimit
 from svc.http.text_threads import TEXT_THREADS
 from svc.http.timings import timings_of
-from svc.http.tool_options import tool_options
 
 
 async def create(request: web.Request) -> web.StreamResponse:
@@ -72,7 +71,7 @@ async def apply_template(request: web.Request) -> web.Response:
 def _apply_template(raw: bytearray, service: Service) -> web.Response:
     body = decode(ApplyTemplateIn, raw)
     PromptLimit(service.engine.context_tokens, "messages").check(len(body.messages))
-    tools = tool_options(body.tools, body.tool_choice, parallel=None)
+    tools = offered_tools(body, service)
     template = chat_template(service)
     messages, how = conversation(body, service, tools)
     return json_response(ApplyTemplateOut(template.render(messages, **how)))

@@ -35,4 +35,5 @@ REASONING_FIELDS = {
     "both": ("reasoning_content", "reasoning"),
     "reasoning_content": ("reasoning_content",),
     "reasoning": ("reasoning",),
+    "none": (),
 }

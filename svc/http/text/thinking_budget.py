@@ -14,6 +14,8 @@ class InnerConstraint(Protocol):
 
     def accept(self, token: int) -> None: ...
 
+    def forced_after(self, token: int) -> list[int]: ...
+
     def mask(self) -> Words | None: ...
 
 
@@ -57,6 +59,10 @@ class ThinkingBudget:
             self._reasoning.append(token)
             if self._num_forced == len(self._close) or self._closes(self._reasoning):
                 self._reasoning = None
+
+    def forced_after(self, token: int) -> list[int]:
+        """What the inner constraint says: reasoning forces nothing."""
+        return self._inner.forced_after(token) if self._inner is not None else []
 
     def mask(self) -> Words | None:
         """The next token of the closing tag once the budget is used up."""

@@ -72,6 +72,13 @@ class Matcher:
                 words[token // 32] |= np.uint32(1 << token % 32)
         return words if self._fits else np.zeros_like(words)
 
+    def forced_after(self, token: int) -> list[int]:
+        """`forced`, if `token` came next."""
+        self.accept(token)
+        tokens = self.forced()
+        self.rollback(1)
+        return tokens
+
     def forced(self) -> list[int]:
         """Tokens that spell the text that must come next, as far as they are certain; often none."""
         self._take_noted()
