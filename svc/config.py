@@ -83,9 +83,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = -1
     canonical_tools: Annotated[
         bool,
-        Meta(
-            description="write the keys of tools in one order, for clients whose order changes from request to request, which spoils the cache"
-        ),
+        Meta(description="write the keys of tools in one order: clients that change it with every request spoil the cache"),
     ] = False
     mask_headers: Annotated[
         Literal["messages", "all", "off"],

@@ -1,6 +1,5 @@
 """Reasoning over HTTP: parted from the content, counted, bounded."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -149,10 +148,3 @@ async def test_reasoning_and_logprobs_of_all_tokens() -> None:
     told = [entry["token"] for choice in choices if choice.get("logprobs") for entry in choice["logprobs"]["content"]]
     assert "".join(told) == SAID
     assert bytes(token for choice in choices for token in choice.get("token_ids", [])).decode() == SAID
-
-
-def test_settings_are_of_one_kind() -> None:
-    """A service without settings has those of the configuration's defaults."""
-    assert replace(AnswerSettings()) == AnswerSettings(
-        ReasoningFormat.PARTED, ("reasoning_content", "reasoning"), None, None, False
-    )
