@@ -258,6 +258,7 @@ def _service(config: Config, loaded: LoadedModel, engine: Engine, metrics: Metri
             {"on": True, "off": False}.get(config.thinking),
             None if config.thinking_budget < 0 else config.thinking_budget,
             config.canonical_tools,
+            config.sampling_defaults,
         ),
         model=ModelInfo(model_name(config), int(time.time()), model.vocab_size, meta, config.strict_model_name, str(file.path)),
         fingerprint=f"headrace-{_version()}-{loaded.runner.name}",

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from svc.errors import ConfigError
+from svc.sampling_defaults import SamplingDefaults
 from svc.sizes import format_size, parse_size
 
 BUNDLED_MODEL = Path(__file__).parent / "models" / "headrace-demo.gguf"  # served when the command line names no model
@@ -35,7 +36,7 @@ AutoOrNone = Annotated[int, Meta(ge=0)] | Literal["auto"]  # 0: none
 Kind = Literal["switch", "size", "integer", "number", "choice", "text", "list"]
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Config(SamplingDefaults, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every setting of a server. Sizes are bytes, times seconds unless the name ends in `_ms`."""
 
     model: Annotated[
@@ -404,8 +405,8 @@ def _options() -> Iterator[Option]:
     """The rows, derived from `Config`."""
     hints = msgspec.inspect.type_info(Config)
     assert isinstance(hints, msgspec.inspect.StructType)
-    annotations = Config.__annotations__
-    for field in hints.fields:
+    annotations = {**Config.__annotations__, **SamplingDefaults.__annotations__}
+    for field in sorted(hints.fields, key=lambda field: list(annotations).index(field.name)):
         assert isinstance(field.type, msgspec.inspect.Metadata)
         schema = field.type.extra_json_schema or {}
         extra = field.type.extra or {}
@@ -419,6 +420,8 @@ def _options() -> Iterator[Option]:
 
 def _describe(kind: msgspec.inspect.Type, annotation: Any, is_size: bool, example: str | None) -> tuple[Kind, str]:
     """(Option.kind, Option.expected) of a field's type."""
+    if isinstance(kind, msgspec.inspect.UnionType) and not is_size:  # of a type and None
+        (kind,) = (each for each in kind.types if not isinstance(each, msgspec.inspect.NoneType))
     match kind:
         case _ if is_size:
             auto = isinstance(kind, msgspec.inspect.UnionType)

@@ -48,7 +48,7 @@ def plan_chat(body: ChatIn, service: Service, *, mask: bool | None = None) -> Ch
     """RequestError names the field at fault. `mask`: whether header lines are left out of the system text; None: as the operator
     wants it of every route."""
     service.check_model(body.model)
-    options = chat_options(body, service.vocabulary)
+    options = chat_options(body, service.vocabulary, service.answers.sampling)
     tools = offered_tools(body, service)
     grammar = answer_grammar(body)
     _check_combination(body, tools, grammar)

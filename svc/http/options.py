@@ -4,6 +4,7 @@ Every refusal names the field and the value (`fields.py` has the single checks).
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from svc.compute.sampling.params import SamplingParams
@@ -31,6 +32,11 @@ MAX_LOGPROBS = 20
 MAX_TEMPERATURE = 100.0
 MAX_PENALTY = 100.0
 LIMIT_NAMES = ("max_tokens", "n_predict", "num_predict", "max_new_tokens")  # of the answer's length: the first given counts
+OTHER_NAMES = {
+    "max_tokens": ("max_completion_tokens", *LIMIT_NAMES),
+    "repeat_penalty": ("repeat_penalty", "repetition_penalty"),
+    "typical_p": ("typical_p", "typ_p", "typical"),
+}  # of fields that may have a default of the operator's
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; chat has none
 
 
@@ -82,8 +88,9 @@ LLAMA = Defaults(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, penalize_pro
 LLAMA_REPEAT_LAST_N = 64
 
 
-def chat_options(body: ChatIn, vocabulary: Vocabulary) -> GenerationOptions:
-    """The options of a chat request; RequestError names the field."""
+def chat_options(body: ChatIn, vocabulary: Vocabulary, unsaid: Mapping[str, float]) -> GenerationOptions:
+    """The options of a chat request; RequestError names the field. `unsaid`: the operator's values of fields that are not sent."""
+    _fill_in(body, unsaid)
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
     num_logprobs = integer("top_logprobs", body.top_logprobs, 0, 0, MAX_LOGPROBS) if body.logprobs else None
@@ -92,8 +99,9 @@ def chat_options(body: ChatIn, vocabulary: Vocabulary) -> GenerationOptions:
     return _options(body, vocabulary, OPENAI, num_logprobs, max_tokens)
 
 
-def completion_options(body: CompletionIn, vocabulary: Vocabulary) -> GenerationOptions:
-    """The options of a completion request; RequestError names the field."""
+def completion_options(body: CompletionIn, vocabulary: Vocabulary, unsaid: Mapping[str, float]) -> GenerationOptions:
+    """The options of a completion request, as `chat_options`."""
+    _fill_in(body, unsaid)
     num_logprobs = None if body.logprobs is None else integer("logprobs", body.logprobs, 0, 0, MAX_LOGPROBS)
     num_logprobs = _at_least(num_logprobs, body)
     if body.echo and num_logprobs is not None:
@@ -105,16 +113,24 @@ def completion_options(body: CompletionIn, vocabulary: Vocabulary) -> Generation
     return options
 
 
-def native_options(body: NativeIn, vocabulary: Vocabulary) -> GenerationOptions:
-    """The options of llama-server's /completion, with its defaults; RequestError names the field.
+def native_options(body: NativeIn, vocabulary: Vocabulary, unsaid: Mapping[str, float]) -> GenerationOptions:
+    """The options of llama-server's /completion, with its defaults, as `chat_options`.
 
     Where llama-server has more words for "off" than the others (any negative n_predict or temperature), so do we.
     """
+    _fill_in(body, unsaid)
     body.temperature = max(0.0, body.temperature) if body.temperature is not None else None
     max_tokens = _limit(body, ("n_predict", *LIMIT_NAMES), None, negative_is_none=True)
     num_logprobs = _at_least(None, body)
     max_predict_ms = number("t_max_predict_ms", body.t_max_predict_ms, 0, -1, 1e9)
     return _options(body, vocabulary, LLAMA, num_logprobs, max_tokens, max_predict_ms)
+
+
+def _fill_in(body: GenerationIn, unsaid: Mapping[str, float]) -> None:
+    """Gives the body these values, as if the client had sent them, where it has the field under none of its names."""
+    for name, value in unsaid.items():
+        if all(getattr(body, other, None) is None for other in OTHER_NAMES.get(name, (name,))):
+            setattr(body, name, value)
 
 
 def _at_least(num_logprobs: int | None, body: GenerationIn) -> int | None:

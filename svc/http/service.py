@@ -2,7 +2,7 @@
 
 import enum
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -78,6 +78,7 @@ class AnswerSettings:
     enable_thinking: bool | None = None  # None: as the template does
     thinking_budget: int | None = None  # tokens; None: no limit
     canonical_tools: bool = False  # whether the keys of tools are written in one order, whatever order they came in
+    sampling: Mapping[str, float] = field(default_factory=dict)  # values of request fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,3 +66,14 @@ async def test_probabilities_after_sampling(server: Server) -> None:
         assert sum(top["prob"] for top in entry["top_probs"]) == pytest.approx(1)
         assert len(entry["top_probs"]) == 3
         assert entry["id"] in [top["id"] for top in entry["top_probs"]]
+
+
+async def test_the_operators_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flags reach the answers: greedy and five tokens long, unless the request says otherwise."""
+    monkeypatch.setattr(Server, "model", BUNDLED_MODEL)
+    async with Server("--default-temperature", "0", "--default-max-tokens", "5") as server:
+        found = [(await server.status("/completion", {"prompt": PROMPT, "seed": seed}))[1] for seed in (1, 2)]
+        _, longer = await server.status("/completion", {"prompt": PROMPT, "n_predict": 7})
+    assert found[0]["content"] == found[1]["content"]
+    assert [one["tokens_predicted"] for one in (*found, longer)] == [5, 5, 7]
+    assert longer["content"].startswith(found[0]["content"])

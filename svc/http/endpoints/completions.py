@@ -42,7 +42,7 @@ def _buffer(service: Service, options: GenerationOptions) -> AnswerBuffer:
 def _prepare(raw: bytearray, service: Service) -> tuple[GenerationOptions, list[PromptTokens], bool, AnswerGrammar | None]:
     body = decode(CompletionIn, raw)
     service.check_model(body.model)
-    options = completion_options(body, service.vocabulary)
+    options = completion_options(body, service.vocabulary, service.answers.sampling)
     prompts = encode_prompts(_split(body.prompt), service.vocabulary, service.engine.context_tokens)
     return options, prompts, bool(body.echo), answer_grammar(body)
 

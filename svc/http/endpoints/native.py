@@ -53,7 +53,7 @@ async def create(request: web.Request) -> web.StreamResponse:
 def _prepare(raw: bytearray, service: Service) -> tuple[NativeIn, GenerationOptions, list[PromptTokens]]:
     body = decode(NativeIn, raw)
     service.check_model(body.model)
-    options = native_options(body, service.vocabulary)
+    options = native_options(body, service.vocabulary, service.answers.sampling)
     body.response_fields = response_fields(body.response_fields)
     return body, options, encode_prompts(_split(body.prompt), service.vocabulary, service.engine.context_tokens)
 

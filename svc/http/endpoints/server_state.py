@@ -40,8 +40,9 @@ async def props(request: web.Request) -> web.Response:
 
 def _defaults(service: Service) -> DefaultSettingsOut:
     """What a request to /completion that asks for nothing gets."""
-    params = settings(service, native_options(NativeIn(prompt=""), service.vocabulary), ignore_eos=False)
-    params.seed = -1  # every request draws its own
+    unsaid = service.answers.sampling
+    params = settings(service, native_options(NativeIn(prompt=""), service.vocabulary, unsaid), ignore_eos=False)
+    params.seed = int(unsaid.get("seed", -1))  # every request draws its own unless the operator has one
     return DefaultSettingsOut(service.engine.context_tokens, params)
 
 
