@@ -61,11 +61,15 @@ def context_exceeded(context_tokens: int, prompt: str, prompt_tokens: int, *, pa
 
 
 class QueueFullError(HeadraceError):
-    """The waiting queue is full. `retry_after_s` suggests to the client when to try again."""
+    """The waiting queue is full, or a tenant's share of it. `retry_after_s` suggests to the client when to try again.
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
+    `code` is a stable word for programs.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float, code: str = "queue_full") -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.code = code
 
 
 class DrainingError(HeadraceError):

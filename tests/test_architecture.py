@@ -106,6 +106,7 @@ PURE = (
     "svc.slots.batch",
     "svc.slots.slot",
     "svc.slots.usage_report",
+    "svc.slots.waiting_queue",
 )
 FORBIDDEN_IN_PURE = ("time", "datetime", "asyncio", "threading", "socket", "os", "io", "pathlib", "random", "numpy.random")
 ENVIRONMENT_NAMES = ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv")

@@ -104,7 +104,7 @@ def api_error(error: Exception, request: web.Request, request_id: str) -> ApiErr
             kind = "exceed_context_size_error" if error.code == CONTEXT_EXCEEDED else "invalid_request_error"  # llama-server's word
             return ApiError(400, str(error), kind, error.param, error.code, details=error.details)
         case QueueFullError():
-            return ApiError(429, str(error), "rate_limit_error", code="queue_full", retry_after_s=error.retry_after_s)
+            return ApiError(429, str(error), "rate_limit_error", code=error.code, retry_after_s=error.retry_after_s)
         case DrainingError():
             return unavailable(str(error) or "The server is shutting down.", "draining")
         case web.RequestPayloadError():

@@ -38,6 +38,8 @@ class Generation:
     new_buffer: Callable[[], AnswerBuffer]  # called once for each answer
     rules: AnswerRules = FREE
     masked: Sequence[str] = ()  # lines of the prompt that were left out for the cache's sake, by their names
+    tenant: str = ""  # whose request it is
+    queue_share: float = 1.0  # of the places in the queue, that its tenant may have
     created: int = field(default_factory=lambda: int(time.time()))
     answers: list[Answer] = field(default_factory=list)
     inbox: Inbox = field(init=False)
@@ -65,11 +67,12 @@ class Generation:
         """More answers than there is room for in an empty server would be told to come back for ever."""
         num_choices, engine = self.options.num_choices, self.service.engine
         wanted = len(self.prompts) * num_choices
-        if wanted > engine.max_requests:
+        room = engine.max_requests(self.queue_share)
+        if wanted > room:
             counts = f"{len(self.prompts)} prompts with n={num_choices}" if len(self.prompts) > 1 else f"n={num_choices}"
-            message = f"{counts} are {wanted} answers; this server has room for {engine.max_requests} at once."
+            message = f"{counts} are {wanted} answers; this server has room for {room} at once."
             raise RequestError(message, param="n" if num_choices > 1 else "prompt")
-        engine.check_capacity(wanted)
+        engine.check_capacity(wanted, self.tenant, self.queue_share)
 
     def _submit(self, prompt_index: int, prompt: PromptTokens, choice: int, stop: StopStrings | None) -> None:
         service, options, rules = self.service, self.options, self.rules
@@ -101,6 +104,8 @@ class Generation:
             banned=options.banned,
             min_tokens=options.min_tokens,
             use_cache=options.use_cache,
+            tenant=self.tenant,
+            queue_share=self.queue_share,
             on_token=answer.on_token,
             text_ends=bool(options.stop) or options.max_predict_s > 0 or rules.text_ends,
             constraint=rules.constraint(service.tokenizer, service.model.vocab_size),

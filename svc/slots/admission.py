@@ -1,52 +1,20 @@
-"""Admission: the waiting queue, which sequences get slots, and whether they find pages without preempting others."""
+"""Admission: which waiting sequences get slots, and whether they find pages without preempting others."""
 
-import bisect
 from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Items
 
-from svc.errors import QueueFullError
 from svc.memory.sequence_cache import COLD, ResumePoint, SequenceCache
 from svc.slots.batch import StepPlan
 from svc.slots.joins import Joins, any_helps, find_join
 from svc.slots.request import Sequence
 from svc.slots.slot import Closing, Slot
 from svc.slots.usage_report import note_admission
+from svc.slots.waiting_queue import WaitingQueue
 
 FIRST_ANSWER_TOKENS = 64.0  # expected before any answer has ended
 LEARNING_RATE = 0.25  # weight of the newest answer in the moving average
 MAX_LOOK_AHEAD = 32  # waiting sequences tried behind one that does not fit
 MAX_OVERTAKEN = 16  # sequences that may pass one that does not fit: then nobody passes until it is in
-
-
-class WaitingQueue:
-    """Sequences without a slot, best rank first. Bounded for newcomers; preempted ones always come back. Owner: the scheduler."""
-
-    def __init__(self, bound: int) -> None:
-        self._bound = bound
-        self._sequences: list[Sequence] = []
-
-    def __len__(self) -> int:
-        return len(self._sequences)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(list(self._sequences))
-
-    @property
-    def bound(self) -> int:
-        return self._bound
-
-    def check_capacity(self, free_slots: int, newcomers: int = 1) -> None:
-        """Raises QueueFullError when newcomers would make more wait than the bound, those that a free slot awaits not counted."""
-        if len(self._sequences) + newcomers > self._bound + free_slots:
-            raise QueueFullError(
-                f"the queue is full: {len(self._sequences)} requests are waiting (max_queue={self._bound})", retry_after_s=2.0
-            )
-
-    def add(self, sequence: Sequence) -> None:
-        bisect.insort(self._sequences, sequence, key=lambda s: s.rank)
-
-    def remove(self, sequence: Sequence) -> None:
-        self._sequences.remove(sequence)
 
 
 class PageForecast:
@@ -129,7 +97,7 @@ class Admission:
         self._captures_per_prompt = max(4, cache.plan.num_snapshots // 2)
 
     def admit(self, slots: list[Slot], closing: Items[Closing], under_way: Items[StepPlan], now: float) -> None:
-        """Adds slots in order of rank while rows and pages last.
+        """Adds slots in the order of the queue while rows and pages last.
 
         Sequences that wait for a state to be published hold nobody up. One that does not fit is overtaken by those behind, within a
         bound.
@@ -153,15 +121,15 @@ class Admission:
     def _candidates(
         self, slots: list[Slot], closing: Items[Closing], under_way: Items[StepPlan]
     ) -> Iterator[tuple[Sequence, ResumePoint]]:
-        """Waiting sequences in order of rank with their resume points, without those that a coming state will carry further."""
+        """Waiting sequences in turn with their resume points, without those that a coming state will carry further."""
+        if len(slots) + len(closing) >= self._cache.plan.num_rows:
+            return
         coming = [state for step in under_way for state in step.states()]
         coming += [(slot.sequence, slot.planned) for slot in slots if slot.leaving]
         saved = [(each.sequence, each.position) for each in closing]
-        for sequence in self._waiting:
+        for sequence in self._waiting.in_turn(self._joins.waiting):
             if len(slots) + len(closing) >= self._cache.plan.num_rows:
                 return
-            if self._joins.waiting(sequence):
-                continue
             resume = self._resume_point(sequence)
             if any_helps(coming, sequence, resume, hybrid=self._hybrid):
                 continue
@@ -186,7 +154,7 @@ class Admission:
         if lease is None:
             return None
         joined = sequence.join is not None and sequence.join.pinned is not None and lease.start >= sequence.join.position
-        self._waiting.remove(sequence)
+        self._waiting.take(sequence, self._joins.waiting)
         self._joins.forget(sequence)
         note_admission(sequence, resume, lease.start, now, joined=joined)
         sequence.resume, sequence.overtaken = None, 0

@@ -95,14 +95,13 @@ class Engine:
         """The number of tokens the answer may have. RequestError when the prompt does not fit the context."""
         return self._scheduler.answer_tokens(prompt_tokens, max_tokens)
 
-    @property
-    def max_requests(self) -> int:
-        return self._scheduler.max_requests
+    def max_requests(self, queue_share: float = 1.0) -> int:
+        return self._scheduler.max_requests(queue_share)
 
-    def check_capacity(self, newcomers: int) -> None:
-        """Raises QueueFullError or DrainingError unless as many requests could be submitted now."""
+    def check_capacity(self, newcomers: int, tenant: str = "", queue_share: float = 1.0) -> None:
+        """Raises QueueFullError or DrainingError unless a tenant could submit as many requests now."""
         self._check_open()
-        self._scheduler.check_capacity(newcomers)
+        self._scheduler.check_capacity(newcomers, tenant, queue_share)
 
     def _check_open(self) -> None:
         if self.state in (EngineState.DRAINING, EngineState.STOPPED):

@@ -56,6 +56,8 @@ class Request:
     min_tokens: int = 0  # no stop id is sampled before the answer has that many tokens
     use_cache: bool = True  # False: match nothing and join nobody; what is evaluated may still be kept
     priority: int = 0  # higher goes first
+    tenant: str = ""  # whose request it is: tenants take turns in the queue
+    queue_share: float = 1.0  # of the places in the queue, that its tenant may have
     on_token: Callable[[int], TokenText] | None = None
     text_ends: bool = True
     constraint: Constraint | None = None
@@ -148,8 +150,13 @@ class Sequence:
         return len(self.request.prompt)
 
     @property
+    def had_slot(self) -> bool:
+        """Whether it was admitted before."""
+        return self.admitted_s is not None
+
+    @property
     def rank(self) -> tuple[int, int]:
-        """Sort key: who goes first."""
+        """Sort key of slots: who goes first."""
         return (-self.request.priority, self.order)
 
     def common_prefix(self, other: "Sequence") -> int:

@@ -13,7 +13,7 @@ Owner of all sequences, slots and closings; the engine calls it from the event l
 from svc.compute.backend import NOT_FINITE, Sampled, StepResult
 from svc.memory.placement import Wanted, WantedKind, next_generated_capture
 from svc.memory.sequence_cache import Lease, Reservation, SequenceCache
-from svc.slots.admission import Admission, PageForecast, WaitingQueue
+from svc.slots.admission import Admission, PageForecast
 from svc.slots.batch import PlannedChunk, StepPlan, build_batch
 from svc.slots.budget import ChunkBudget, share_prefill
 from svc.slots.events import Event, Finished, FinishReason, TokenEvent, Top
@@ -22,6 +22,7 @@ from svc.slots.request import Request, Sequence
 from svc.slots.slot import Closing, Slot, SlotState, victim_for
 from svc.slots.stats import SchedulerCounters
 from svc.slots.usage_report import SAMPLING_FAILURES, answer_tokens, finished
+from svc.slots.waiting_queue import WaitingQueue
 
 Emitted = list[tuple[Sequence, Event]]
 NO_CAPTURES: tuple[Reservation, ...] = ()
@@ -81,19 +82,19 @@ class Scheduler:
         """Tokens an answer to a prompt of that length may have, at most `max_tokens`. RequestError when the prompt does not fit."""
         return answer_tokens(prompt_tokens, max_tokens, self.context_tokens)
 
-    @property
-    def max_requests(self) -> int:
-        """The most requests there can be at once, in slots or waiting."""
-        return self._cache.plan.num_rows + self._waiting.bound
+    def max_requests(self, queue_share: float = 1.0) -> int:
+        """The most requests there can be at once of a tenant with that share, in slots or waiting."""
+        return self._cache.plan.num_rows + self._waiting.places(queue_share)
 
-    def check_capacity(self, newcomers: int) -> None:
-        """Raises QueueFullError unless that many requests could be submitted now."""
-        self._waiting.check_capacity(self._cache.plan.num_rows - len(self.slots), newcomers)  # a closing slot is free soon
+    def check_capacity(self, newcomers: int, tenant: str = "", queue_share: float = 1.0) -> None:
+        """Raises QueueFullError unless a tenant could submit that many requests now."""
+        free_slots = self._cache.plan.num_rows - len(self.slots)  # a closing slot is free soon
+        self._waiting.check_capacity(free_slots, newcomers, tenant, queue_share)
 
     def submit(self, request: Request, now: float) -> Sequence:
         """Queues a request. Raises QueueFullError, or RequestError when it can never fit."""
         self.answer_tokens(len(request.prompt), request.max_tokens)
-        self.check_capacity(1)
+        self.check_capacity(1, request.tenant, request.queue_share)
         self._arrivals += 1
         sequence = Sequence.of(request, self._arrivals, now, self.context_tokens)
         self._waiting.add(sequence)

@@ -91,7 +91,7 @@ class FakeEngine:
         self.state = EngineState.READY
         self.last_progress_s = 0.0
         self.context_tokens = context_tokens
-        self.max_requests = 10_000
+        self.room = 10_000
         self.script = script
         self.refusal: Exception | None = None  # raised by the next submits
         self.on_finished: Callable[[Request, Finished], None] | None = None
@@ -107,7 +107,10 @@ class FakeEngine:
         room = self.context_tokens - prompt_tokens + 1
         return room if max_tokens is None else min(max_tokens, room)
 
-    def check_capacity(self, newcomers: int) -> None:
+    def max_requests(self, queue_share: float) -> int:
+        return int(self.room * queue_share)
+
+    def check_capacity(self, newcomers: int, tenant: str, queue_share: float) -> None:
         """There is room; see `refusal`."""
 
     def submit(self, request: Request, on_event: Callable[[Event], None]) -> TokenStream:

@@ -347,7 +347,7 @@ async def test_refusal_of_one_choice_leaves_none_behind() -> None:
 async def test_more_answers_than_there_can_ever_be(path: str, body: Any, param: str) -> None:
     """A 400 with both numbers in it: a 429 would have the client come back for ever."""
     engine = FakeEngine(saying("x"))
-    engine.max_requests = 6
+    engine.room = 6
     async with serving(engine) as at:
         status, answer = await at.post(path, body)
         assert (status, answer["error"]["param"]) == (400, param)
@@ -360,7 +360,7 @@ async def test_all_answers_or_none_are_submitted() -> None:
     """Room is asked for all answers before the first is submitted."""
     asked: list[int] = []
 
-    def no_room(newcomers: int) -> None:
+    def no_room(newcomers: int, tenant: str, queue_share: float) -> None:
         asked.append(newcomers)
         raise QueueFullError("the queue is full", retry_after_s=1)
 

@@ -456,7 +456,7 @@ def test_hundreds_of_requests_with_random_cancels(make: Make, hybrid: bool, num_
 def test_room_for_several_at_once(make: Make) -> None:
     """All that the queue and the free slots hold, no more; what can never be is known from `max_requests`."""
     harness = make(num_rows=2, max_queue=3)
-    assert harness.scheduler.max_requests == 5
+    assert harness.scheduler.max_requests() == 5
     harness.scheduler.check_capacity(5)
     harness.submit(prompt(20), 4)
     harness.step()

@@ -102,7 +102,12 @@ class Trace:
         max_tokens = self.harness.scheduler.answer_tokens(len(prompt), self.rng.choice([0, 1, 3, 12, longest]))
         for choice in range(self.rng.choice([1, 1, 1, 3])):
             answer = self.harness.submit(
-                prompt, max_tokens, choice=choice, boundaries=starts, priority=self.rng.choice([0, 0, 0, 1])
+                prompt,
+                max_tokens,
+                choice=choice,
+                boundaries=starts,
+                priority=self.rng.choice([0, 0, 0, 1]),
+                tenant=self.rng.choice("aaab"),
             )
             talk.answers.append(answer)
             self.asked.append((answer, prompt, max_tokens))
