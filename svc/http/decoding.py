@@ -13,13 +13,14 @@ from svc.http.json_scan import check_weight
 from svc.http.known_fields import Route
 from svc.http.refusal import refuse_unsupported, with_refused_fields
 from svc.http.responses.schema import ResponsesIn
-from svc.http.schema import ApplyTemplateIn, ChatIn, CompletionIn, DetokenizeIn, NativeIn, TokenizeIn
+from svc.http.schema import ApplyTemplateIn, ChatIn, CompletionIn, DetokenizeIn, InfillIn, NativeIn, TokenizeIn
 from svc.http.text.json_escapes import well_formed_json
 
 REQUESTS: tuple[type[Struct], ...] = (
     ChatIn,
     CompletionIn,
     NativeIn,
+    InfillIn,
     ApplyTemplateIn,
     TokenizeIn,
     DetokenizeIn,
@@ -32,6 +33,7 @@ In = TypeVar("In", bound=Struct)
 ROUTES: dict[type[Struct], Route] = {
     ChatIn: Route.CHAT,
     CompletionIn: Route.TEXT,
+    InfillIn: Route.NATIVE,  # the same fields, and its own
     NativeIn: Route.NATIVE,
     ApplyTemplateIn: Route.TEMPLATE,
     MessagesIn: Route.ANTHROPIC,

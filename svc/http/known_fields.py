@@ -129,8 +129,8 @@ KNOWN_FIELDS: tuple[Known, ...] = (
     *_refused(TALKS, OFF, "add_special_tokens"),
     *_refused(PROMPTS, ON, "add_special_tokens", "add_bos_token"),
     *_refused(ANSWERS, only(-1), "truncate_prompt_tokens"),
-    *_refused(PROMPTS, only(""), "suffix", "prompt_embeds"),
-    *_refused(TALKS, only(""), "suffix"),
+    *_refused(PROMPTS, only(""), "prompt_embeds"),
+    Known("suffix", done=TEXT, refused=TALKS | NATIVE, unless=only("")),
     Known("echo", done=TEXT, refused=TALKS | NATIVE, unless=OFF),
     *_refused(ANSWERS, only([]), "image_data", "images"),
     *_refused(ANSWERS, only({}), "extra_body"),  # the SDKs put its fields into the body; sent as it is, they are all lost

@@ -50,6 +50,7 @@ class GenerationOptions:
     num_choices: int = 1
     stop: tuple[str, ...] = ()
     stop_ids: frozenset[int] = frozenset()  # with the model's own end tokens, unless `ignore_eos`
+    ignore_eos: bool = False
     banned: tuple[int, ...] = ()
     samplers: SamplerFields = NO_FIELDS  # as asked for; `params` has what comes of them
     max_predict_s: float = 0.0  # end at a time limit once a line is complete; 0: none
@@ -58,6 +59,10 @@ class GenerationOptions:
     include_usage: bool = False  # in a stream; a whole answer always has it
     return_token_ids: bool = False
     cache_report: bool = False
+
+    def ending_with(self, tokens: frozenset[int]) -> "GenerationOptions":
+        """The same with more tokens that end an answer, unless the request wants none of the model's own ones."""
+        return self if self.ignore_eos else replace(self, stop_ids=self.stop_ids | tokens)
 
     @property
     def logprobs(self) -> bool:
@@ -170,6 +175,7 @@ def _options(
         num_choices=integer("n", body.n, 1, 1, MAX_CHOICES),
         stop=stop_strings(body.stop),
         stop_ids=stop_ids if body.ignore_eos else stop_ids | own_ends,
+        ignore_eos=bool(body.ignore_eos),
         banned=tuple(sorted(banned)),
         samplers=samplers,
         max_predict_s=max(0.0, max_predict_ms / 1000),

@@ -1,7 +1,7 @@
 """Prompts that are not conversations: text, token ids, or both, made into token ids."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from svc.errors import RequestError
@@ -33,18 +33,20 @@ def encode_prompts(prompts: Sequence[NamedPrompt], vocabulary: Vocabulary, conte
     Control tokens spelled in a text are control tokens: a raw prompt is its author's business.
     """
     encoded: list[PromptTokens] = []
-    num_tokens = 0
     for prompt in prompts:
         with blaming(prompt.param):
             ids = _encode(prompt, vocabulary, PromptLimit(context_tokens, prompt.param))
         if not ids:
             raise RequestError(f"{prompt.param} is empty.", param=prompt.param)
         encoded.append(PromptTokens(array("i", ids), ()))
-        num_tokens += len(ids)
-        if num_tokens > max(MAX_TOKENS_IN_ALL, context_tokens):
-            message = f"prompt has more than {MAX_TOKENS_IN_ALL} tokens in all its prompts; send them in several requests."
-            raise RequestError(message, param="prompt", code="too_many_tokens")
+        check_total((len(prompt.ids) for prompt in encoded), context_tokens)
     return encoded
+
+
+def check_total(lengths: Iterable[int], context_tokens: int) -> None:
+    if sum(lengths) > max(MAX_TOKENS_IN_ALL, context_tokens):
+        message = f"prompt has more than {MAX_TOKENS_IN_ALL} tokens in all its prompts; send them in several requests."
+        raise RequestError(message, param="prompt", code="too_many_tokens")
 
 
 def _encode(prompt: NamedPrompt, vocabulary: Vocabulary, limit: PromptLimit) -> list[int]:

@@ -49,6 +49,7 @@ ROUTES = (
     *_both("POST", "/messages", messages.create),
     *_both("POST", "/messages/count_tokens", messages.count_tokens),
     *_both("POST", "/completion", native.create),
+    *_both("POST", "/infill", native.infill),
     *(route for path in UNSUPPORTED for route in _both("POST", path, unsupported.refuse)),
     *_both("POST", "/apply-template", chat.apply_template),
     *_both("POST", "/tokenize", tokens.tokenize),

@@ -127,6 +127,7 @@ class CompletionIn(GenerationIn, kw_only=True):
     prompt: str | list[str | int | list[int]]
     logprobs: Whole | None = None
     echo: bool | None = None
+    suffix: str | None = None
     best_of: Whole | None = None
 
 
@@ -137,6 +138,15 @@ class NativeIn(GenerationIn, kw_only=True):
     return_tokens: bool | None = None
     response_fields: list[str] | None = None
     t_max_predict_ms: float | None = None
+
+
+class InfillIn(NativeIn, kw_only=True):
+    """POST /infill, llama-server's: what is between a prefix and a suffix. `prompt` is the beginning of the line with the gap."""
+
+    input_prefix: str
+    input_suffix: str
+    prompt: str = ""
+    input_extra: list[Any] | None = None
 
 
 class ApplyTemplateIn(Struct, kw_only=True):

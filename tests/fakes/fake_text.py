@@ -1,4 +1,4 @@
-"""A vocabulary small enough to see through: token `b` is byte `b`, then three control tokens. The text side is the real one."""
+"""A vocabulary small enough to see through: token `b` is byte `b`, then the control tokens. The text side is the real one."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,8 @@ from svc.http.text.pretokenize import PRE_TOKENIZERS, byte_alphabet
 from svc.http.text.tokenizer import Tokenizer, TokenType
 
 IM_START, IM_END, END_OF_TEXT = 256, 257, 258
-VOCAB_SIZE = 259
+FIM_PREFIX, FIM_SUFFIX, FIM_MIDDLE, REPOSITORY, FILE_SEPARATOR = range(259, 264)
+VOCAB_SIZE = 264
 
 CHATML = (
     "{% if tools %}<|im_start|>tools\n{{ tools | length }}<|im_end|>\n{% endif %}"
@@ -37,7 +38,8 @@ REASONING_CHATML = (
     .replace("{% if enable_thinking is defined %}think {{ enable_thinking }}{% endif %}", "{{ preserve_thinking }}")
 )
 
-CONTROLS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+FILL_IN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
+CONTROLS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", *FILL_IN)
 
 
 def byte_tokenizer(controls: Sequence[str] = CONTROLS, *, eos_id: int = IM_END, bos_id: int | None = None) -> Tokenizer:

@@ -349,7 +349,7 @@ async def test_rate_counts_intervals(text: str, limit: int, per_second: float) -
         *_, last = await events(at, "/completion", body)
     for timings in (whole["timings"], last["timings"]):
         assert timings["predicted_per_second"] == per_second
-        assert timings["predicted_per_token_ms"] == (round(1000 / per_second, 3) if per_second else 0.0)
+        assert timings["predicted_per_token_ms"] == pytest.approx(1000 / per_second if per_second else 0.0)
         assert timings["predicted_ms"] == 1000.0
 
 

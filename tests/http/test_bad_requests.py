@@ -142,7 +142,7 @@ async def test_deep_values(field: str, levels: int, opening: bytes) -> None:
         ({"prompt": [VOCAB_SIZE]}, "prompt[0]"),
         ({"prompt": [[0], [VOCAB_SIZE]]}, "prompt[1][0]"),
         ({"prompt": ["a"] * 129}, "prompt"),
-        ({"prompt": "a", "suffix": "b"}, "suffix"),
+        ({"prompt": [1], "suffix": "b"}, "prompt"),
         ({"prompt": "a", "best_of": 3}, "best_of"),
         ({"prompt": "a", "logprobs": 21}, "logprobs"),
         ({"prompt": "a", "logprobs": True}, "logprobs"),

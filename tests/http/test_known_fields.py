@@ -90,7 +90,7 @@ def test_refused_fields_are_named(route: Route) -> None:
 @pytest.mark.parametrize(
     ("route", "name", "value"),
     [
-        (CHAT, "best_of", 1), (CHAT, "echo", False), (CHAT, "suffix", ""), (TEXT, "suffix", ""),
+        (CHAT, "best_of", 1), (CHAT, "echo", False), (CHAT, "suffix", ""), (NATIVE, "suffix", ""),
         (TEXT, "reasoning_effort", None),
         (CHAT, "tfs_z", 1), (TEXT, "top_a", 0), (NATIVE, "smoothing_factor", 0.0), (TEXT, "dynatemp_low", 0),
         (CHAT, "skip_special_tokens", True), (CHAT, "banned_strings", []), (CHAT, "length_penalty", 1.0),
@@ -139,7 +139,7 @@ EFFECTS: dict[str, Any] = {
     "cache_prompt": False, "return_token_ids": True, "cache_report": True, "tools": [TOOL],
     "chat_template_kwargs": {"mood": "x"}, "add_generation_prompt": False, "enable_thinking": False, "reasoning_effort": "low",
     "thinking": {"type": "disabled"}, "reasoning": {"enabled": False}, "n_probs": 3, "return_tokens": True,
-    "response_fields": ["content"], "t_max_predict_ms": 1e-6, "echo": True,
+    "response_fields": ["content"], "t_max_predict_ms": 1e-6, "echo": True, "suffix": "x",
     "samplers": ({"temperature": 0.5}, ["top_k"]),
     "typical_p": 0.5, "typ_p": 0.5, "typical": 0.5, "top_n_sigma": 1, "nsigma": 1, "xtc_probability": 0.5,
     "xtc_threshold": ({"xtc_probability": 0.5}, 0.2), "min_keep": 3,

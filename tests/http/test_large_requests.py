@@ -12,7 +12,7 @@ from svc.http.text.tokenizer import Tokenizer
 from svc.http.text_threads import INLINE_BYTES, LONG_BYTES, LONG_THREADS, ORDINARY_THREADS, TextThreads
 from svc.slots.events import FinishReason
 from tests.fakes.fake_engine import FakeEngine, saying
-from tests.fakes.fake_text import IM_END, ids
+from tests.fakes.fake_text import CONTROLS, IM_END, ids
 from tests.http.harness import serving
 
 CHAT, COMPLETIONS, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
@@ -119,7 +119,7 @@ async def test_loop_turns_while_a_large_request_is_prepared(monkeypatch: pytest.
         (CHAT, {"messages": [{"role": "user", "content": "x"}] * 5000}, "messages"),
         (COMPLETIONS, {"prompt": [65] * 5000}, "prompt"),
         (COMPLETIONS, {"prompt": [[65], [65] * 5000]}, "prompt[1]"),
-        (COMPLETIONS, {"prompt": "x" * (4096 * len("<|endoftext|>") + 1)}, "prompt"),
+        (COMPLETIONS, {"prompt": "x" * (4096 * max(map(len, CONTROLS)) + 1)}, "prompt"),
         (COMPLETIONS, {"prompt": "<|im_end|>" * 10_000}, "prompt"),
         (NATIVE, {"prompt": ["a", 65] * 2500}, "prompt"),
         (NATIVE, {"prompt": " " * 11_000_000}, "prompt"),

@@ -11,17 +11,19 @@ from svc.http.answer_rules import FREE, held_to
 from svc.http.body import with_body
 from svc.http.decoding import decode
 from svc.http.errors import ApiError
+from svc.http.fields import blaming
 from svc.http.generation import Generation
 from svc.http.grammar_fields import AnswerGrammar, answer_grammar
 from svc.http.logprobs import CompletionLogprobs
 from svc.http.middleware import scope_of
 from svc.http.options import GenerationOptions, completion_options
-from svc.http.prompts import NamedPrompt, check_number, encode_prompts
+from svc.http.prompts import NamedPrompt, check_number, check_total, encode_prompts
 from svc.http.reply import reply
 from svc.http.schema import CompletionChoiceOut, CompletionIn, CompletionOut
 from svc.http.service import DOOR, Service
 from svc.http.sse import DONE, HOLE, EventTemplate, event
 from svc.http.text.chat_template import PromptTokens
+from svc.http.text.fill_in import FillIn
 from svc.http.text_threads import TEXT_THREADS
 from svc.http.timings import timings_of
 
@@ -43,8 +45,30 @@ def _prepare(raw: bytearray, service: Service) -> tuple[GenerationOptions, list[
     body = decode(CompletionIn, raw)
     service.check_model(body.model)
     options = completion_options(body, service.vocabulary, service.answers.sampling)
-    prompts = encode_prompts(_split(body.prompt), service.vocabulary, service.engine.context_tokens)
+    if body.suffix:
+        options, prompts = _with_gaps(body, body.suffix, options, service)
+    else:
+        prompts = encode_prompts(_split(body.prompt), service.vocabulary, service.engine.context_tokens)
     return options, prompts, bool(body.echo), answer_grammar(body)
+
+
+def _with_gaps(
+    body: CompletionIn, suffix: str, options: GenerationOptions, service: Service
+) -> tuple[GenerationOptions, list[PromptTokens]]:
+    """What is between each prompt and the suffix."""
+    if body.echo:
+        raise RequestError("echo together with suffix is not supported.", param="echo", code="unsupported_parameter")
+    with blaming("suffix"):
+        fill_in = FillIn(service.tokenizer, service.engine.context_tokens, options.max_tokens)
+    prompts = [fill_in.whole(_text(prompt), suffix, prompt.param) for prompt in _split(body.prompt)]
+    check_total(map(len, (prompt.ids for prompt in prompts)), service.engine.context_tokens)
+    return options.ending_with(fill_in.tokens.ends), prompts
+
+
+def _text(prompt: NamedPrompt) -> str:
+    if not isinstance(prompt.raw, str):
+        raise RequestError(f"{prompt.param} must be a text where there is a suffix.", param=prompt.param)
+    return prompt.raw
 
 
 def _split(prompt: str | list[str | int | list[int]]) -> list[NamedPrompt]:

@@ -22,12 +22,13 @@ from svc.http.logprobs import NativeProbabilities, NativeShares
 from svc.http.middleware import scope_of
 from svc.http.native_schema import BiasOut, NativeChunkOut, NativeOut, SettingsOut
 from svc.http.options import GenerationOptions, native_options
-from svc.http.prompts import NamedPrompt, check_number, encode_prompts
+from svc.http.prompts import MAX_PROMPTS, NamedPrompt, check_number, encode_prompts
 from svc.http.reply import reply
-from svc.http.schema import JsonObject, NativeIn
+from svc.http.schema import InfillIn, JsonObject, NativeIn
 from svc.http.service import DOOR, Service
 from svc.http.sse import event
 from svc.http.text.chat_template import PromptTokens
+from svc.http.text.fill_in import FillIn, other_files
 from svc.http.text_threads import TEXT_THREADS
 from svc.http.timings import timings_of
 
@@ -35,8 +36,18 @@ NO_SLOT = -1  # which slot an answer gets is the scheduler's business, and may c
 
 
 async def create(request: web.Request) -> web.StreamResponse:
+    return await answer(request, *await with_body(request, _prepare, request.app[DOOR].service))
+
+
+async def infill(request: web.Request) -> web.StreamResponse:
+    """POST /infill: a prompt with a gap, answered as /completion."""
+    return await answer(request, *await with_body(request, _prepare_infill, request.app[DOOR].service))
+
+
+async def answer(
+    request: web.Request, body: NativeIn, options: GenerationOptions, prompts: list[PromptTokens]
+) -> web.StreamResponse:
     service = request.app[DOOR].service
-    body, options, prompts = await with_body(request, _prepare, service)
     keep_ids = options.stream or bool(body.return_tokens or body.return_token_ids)
 
     def new_buffer() -> AnswerBuffer:
@@ -56,6 +67,17 @@ def _prepare(raw: bytearray, service: Service) -> tuple[NativeIn, GenerationOpti
     options = native_options(body, service.vocabulary, service.answers.sampling)
     body.response_fields = response_fields(body.response_fields)
     return body, options, encode_prompts(_split(body.prompt), service.vocabulary, service.engine.context_tokens)
+
+
+def _prepare_infill(raw: bytearray, service: Service) -> tuple[NativeIn, GenerationOptions, list[PromptTokens]]:
+    body = decode(InfillIn, raw)
+    service.check_model(body.model)
+    options = native_options(body, service.vocabulary, service.answers.sampling)
+    body.response_fields = response_fields(body.response_fields)
+    fill_in = FillIn(service.tokenizer, service.engine.context_tokens, options.max_tokens)
+    others = other_files(body.input_extra or (), MAX_PROMPTS)
+    prompt = fill_in.window(body.input_prefix, body.prompt, body.input_suffix, others)
+    return body, options.ending_with(fill_in.tokens.ends), [prompt]
 
 
 def settings(service: Service, options: GenerationOptions, *, ignore_eos: bool) -> SettingsOut:

@@ -174,7 +174,9 @@ class ChatTemplate:
         return before
 
     def _call(self, conversation: "_Conversation", marker: Marker | None) -> str:
-        variables: dict[str, Any] = {"documents": None, "date_string": self._now().strftime("%d %b %Y")}
+        today = self._now()  # the names are those of Llama 3 and of Firefunction
+        variables: dict[str, Any] = {"documents": None}
+        variables |= {"date_string": today.strftime("%d %b %Y"), "datetime": today.strftime("%b %d %Y")}
         if conversation.tools and "functions" in self._names:  # some templates want the tools as a text
             variables["functions"] = json.dumps(conversation.tools, ensure_ascii=False, indent=4)
         variables |= conversation.kwargs | self._specials

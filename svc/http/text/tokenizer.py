@@ -32,6 +32,7 @@ _END_TOKENS = (
 )  # end an answer whatever the file's eos_token_id says
 
 
+_FILL_IN = ("pre", "suf", "mid", "rep", "sep", "pad")
 _OTHER_CONTROL_TOKENS = ("<|im_start|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>")
 CONTROL_SHAPE = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 
@@ -65,6 +66,7 @@ class Tokenizer:
         bos_id: int | None = None,
         pad_id: int | None = None,
         add_bos: bool = False,
+        fill_in_ids: Mapping[str, int] | None = None,
     ) -> None:
         self._tokens = tokens
         self._types = types
@@ -75,6 +77,7 @@ class Tokenizer:
         self._bytes_without_control = [b"" if i in self.control_spellings else shown for i, shown in enumerate(self._bytes)]
         self.eos_id, self.bos_id, self.pad_id = eos_id, bos_id, pad_id
         self.add_bos = add_bos and bos_id is not None  # whether a prompt begins with bos_id
+        self.fill_in_ids = dict(fill_in_ids or {})  # by the word in the file's keys: "pre", "suf", "mid", "rep", "sep", "pad"
         known_ends = (self.control_tokens.get(text) for text in _END_TOKENS)
         self.eos_ids: frozenset[int] = frozenset(eos_ids) | {i for i in known_ends if i is not None}
         user_defined = self._of_type(TokenType.USER_DEFINED)
@@ -100,6 +103,7 @@ class Tokenizer:
         if spelled := frozenset(control):
             types = [TokenType.CONTROL if text in spelled else kind for text, kind in zip(tokens, types, strict=True)]
         special = {name: _token_id(metadata, f"{name}_token_id", len(tokens)) for name in ("eos", "eot", "bos", "padding")}
+        fill_in = {name: _token_id(metadata, f"fim_{name}_token_id", len(tokens)) for name in _FILL_IN}
         return cls(
             tokens,
             types,
@@ -110,6 +114,7 @@ class Tokenizer:
             bos_id=special["bos"],
             pad_id=special["padding"],
             add_bos=bool(metadata.get(f"{_KEY}add_bos_token", words.add_bos)),
+            fill_in_ids={name: i for name, i in fill_in.items() if i is not None},
         )
 
     def __repr__(self) -> str:

@@ -1,5 +1,6 @@
 """Conversations as clients send them, through templates with the habits of known families."""
 
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -208,6 +209,8 @@ def test_variables() -> None:
     assert "Today Date: never" in FAMILIES["llama3"].template().render(
         [USER], add_generation_prompt=True, kwargs={"date_string": "never"}
     )
+    firefunction = ChatTemplate("Today is {{ datetime }}.", FAMILIES["hermes"].tokenizer(), now=lambda: datetime(2026, 12, 1))
+    assert firefunction.render([USER], add_generation_prompt=True) == "Today is Dec 01 2026."
     harmony = FAMILIES["harmony"].template()
     assert "Reasoning: high" in harmony.render([USER], add_generation_prompt=True, kwargs={"reasoning_effort": "high"})
     assert "hm<|end|>" in harmony.render([USER, _call("{}") | {"reasoning": "hm"}, RESULT], add_generation_prompt=True)
