@@ -1,11 +1,17 @@
 """Tokens from logits, through every backend: the same ones as the plain definition of what is asked for."""
 
+import math
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from svc.compute.backend import NO_TOKEN, NOT_FINITE, Sample
 from svc.compute.sampling.params import SamplingParams
+from svc.compute.sampling.randomness import uniform
+from svc.compute.sampling.steps import Mirostat, SamplingSteps, Step
+from tests.compute.sampling import plain_steps as plain
+from tests.compute.sampling.test_steps import by_definition
 from tests.kernels.backends import KernelBackend
 
 VOCABULARY = 77  # the last word of a mask is not full
@@ -82,3 +88,42 @@ def test_an_empty_mask_gives_no_token(backend: KernelBackend) -> None:
     assert sampled(backend, logits, samples) == [NO_TOKEN] * len(PARAMS) + [int(logits.argmax())]
     logits[0, 70] = np.nan
     assert sampled(backend, logits, samples) == [NOT_FINITE] * len(samples)
+
+
+STEPS = [
+    SamplingSteps(order=(Step.TOP_P, Step.TEMPERATURE)),
+    SamplingSteps(typical_p=0.6),
+    SamplingSteps(top_n_sigma=1.0),
+    SamplingSteps(xtc_probability=1.0, xtc_threshold=0.03),
+    SamplingSteps(dynatemp_range=0.6, dynatemp_exponent=2.0),
+    SamplingSteps(min_keep=20),
+]
+
+
+@pytest.mark.parametrize("steps", STEPS, ids=["order", "typical_p", "top_n_sigma", "xtc", "dynatemp", "min_keep"])
+def test_steps_by_their_definition(backend: KernelBackend, steps: SamplingSteps) -> None:
+    """The tokens that the plain definition draws."""
+    logits = some_logits(2)
+    params = SamplingParams(temperature=1.3, top_p=0.7, seed=9, steps=steps)
+    samples = [Sample(row, 9 + n, n, params) for row in (0, 1, 1) for n in range(4)]
+    expected = []
+    for wanted in samples:
+        left = by_definition(logits[wanted.row], params, None, xtc_chance=0.0)
+        token, distance = plain.drawn(left, uniform(9, wanted.choice, wanted.position))
+        assert distance > 1e-9
+        expected.append(token)
+    assert sampled(backend, logits, samples) == expected
+
+
+def test_what_mirostat_learns(backend: KernelBackend) -> None:
+    """Each sample draws with what it is given, and gives what the next one needs."""
+    logits, mu, tau, eta = some_logits(1), 3.0, 2.0, 0.5
+    params = SamplingParams(seed=4, steps=SamplingSteps(mirostat=Mirostat(2, tau, eta)))
+    ops = backend.make()
+    there = ops.empty(logits.shape)
+    backend.write(there, logits)
+    (found,) = ops.sample(there, [0], [Sample(0, 9, 0, params, learned=(mu,))])()
+    left = plain.mirostat(dict(enumerate(logits[0].astype(float).tolist())), 2, mu, VOCABULARY)
+    assert found.token == plain.drawn(left, uniform(4, 0, 9))[0]
+    surprise = -math.log2(plain.softmax(left)[found.token])
+    assert found.learned == pytest.approx((mu - eta * (surprise - tau),))

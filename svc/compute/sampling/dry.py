@@ -10,9 +10,9 @@ from svc.compute.sampling.steps import Dry
 
 Int32 = NDArray[np.int32]
 MAX_LOG_PENALTY = 88.7228391  # of the largest float32: llama.cpp's bound of a penalty without its multiplier
-# Text of one token only must not take for ever. No shorter or rarer repeat is affected.
+# Text of one token only must not take long. No shorter or rarer repeat is affected.
 MAX_REPEAT = 256  # tokens of a repeat that count
-SURE_TOKENS, MOST_LONGER = 16, 2048  # beyond the first length, only so many of the latest repeats are followed further back
+SURE_TOKENS, MOST_LONGER = 16, 2048  # beyond that length, only so many of the latest repeats are followed further back
 
 
 def dry_penalties(tokens: Int32, dry: Dry) -> tuple[Int32, Float64]:
@@ -32,27 +32,31 @@ def dry_penalties(tokens: Int32, dry: Dry) -> tuple[Int32, Float64]:
     return followers, dry.multiplier * dry.base**longer
 
 
-def _repeats(tokens: Int32, limit: int, least: int) -> tuple[Int32, NDArray[np.int64]]:
+def _repeats(tokens: Int32, limit: int, least: int) -> tuple[Int32, Int32]:
     """Tokens that came after a repeat of the last tokens, each once, and the length of the longest such repeat.
 
     Of the repeats, those of at least `least` tokens; a length is at most `limit`.
     """
     last = len(tokens) - 1
-    lengths = np.zeros(last, np.int64)  # of the repeat that ends at each place
-    ends = np.flatnonzero(tokens[:last] == tokens[last])
-    for length in range(1, min(limit, MAX_REPEAT) + 1):
+    lengths = np.zeros(last, np.int32)  # of the repeat that ends at each place
+    goes_on = tokens[:last] == tokens[last]
+    num_passes = min(limit, MAX_REPEAT, last)
+    for length in range(1, min(num_passes, SURE_TOKENS) + 1):
+        lengths += goes_on
+        goes_on[:length] = False
+        goes_on[length:] &= tokens[: last - length] == tokens[last - length]
+    ends = np.flatnonzero(goes_on)[-MOST_LONGER:]
+    for length in range(SURE_TOKENS + 1, num_passes + 1):
         if not len(ends):
             break
         lengths[ends] = length
         ends = ends[ends >= length]
-        if length >= SURE_TOKENS:
-            ends = ends[-MOST_LONGER:]
         ends = ends[tokens[ends - length] == tokens[last - length]]
     places = np.flatnonzero(lengths >= least)
-    followers, index = np.unique(tokens[places + 1], return_inverse=True)
-    longest = np.zeros(len(followers), np.int64)
-    np.maximum.at(longest, index, lengths[places])
-    return followers, longest
+    longest = np.full(int(tokens.max()) + 1, -1, np.int32)  # by token
+    np.maximum.at(longest, tokens[places + 1], lengths[places])
+    followers = np.flatnonzero(longest >= 0).astype(np.int32)
+    return followers, longest[followers]
 
 
 def _since_breaker(tokens: Int32, dry: Dry) -> int:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from svc.compute.backend import History, Sampled
 from svc.compute.sampling.chain import XTC_CHANCE, sample
-from svc.compute.sampling.dry import MAX_REPEAT, dry_penalties
+from svc.compute.sampling.dry import MAX_REPEAT, SURE_TOKENS, dry_penalties
 from svc.compute.sampling.params import SamplingParams
 from svc.compute.sampling.randomness import uniform
 from svc.compute.sampling.steps import USUAL_ORDER, AdaptiveP, Breakers, Dry, Mirostat, SamplingSteps, Step
@@ -199,6 +199,18 @@ def test_dry_on_random_texts() -> None:
             assert found == pytest.approx(expected), (tokens, dry, breakers)
             penalized += any(found.values())
     assert penalized > 500
+
+
+def test_long_repeats() -> None:
+    """Beyond SURE_TOKENS too: the length of each is exact."""
+    rng = random.Random(6)
+    for length in (SURE_TOKENS - 1, SURE_TOKENS, SURE_TOKENS + 1, 40, 100):
+        end = [rng.randrange(9) for _ in range(length)]
+        tokens = [10, *end, 7, 8, 10, *end[3:], 6, 11, *end]
+        dry = Dry(1.0, 1.1, 2, -1, NO_BREAKERS)
+        left = dict.fromkeys(range(12), 0.0)
+        assert left | {t: -loss for t, loss in loses(tokens, dry).items()} == pytest.approx(plain.dry(left, tokens, dry))
+        assert loses(tokens, dry)[7] == pytest.approx(1.1 ** (length - 2))
 
 
 def test_dry_has_bounds() -> None:
