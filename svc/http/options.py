@@ -23,7 +23,7 @@ from svc.http.fields import (
     top_k,
     unsupported,
 )
-from svc.http.samplers import NO_FIELDS, SamplerFields, sampler_fields, with_steps
+from svc.http.samplers import NO_FIELDS, SamplerFields, sampler_fields, set_dynamic_temperature, with_steps
 from svc.http.schema import ChatIn, CompletionIn, GenerationIn, NativeIn
 from svc.http.text.tokenizer import Tokenizer
 
@@ -166,6 +166,7 @@ def _options(
     words = bad_words(body.bad_words, vocabulary.tokenizer)
     never |= {word[0] for word in words if len(word) == 1}
     banned = never | (own_ends - stop_ids) if body.ignore_eos else never
+    set_dynamic_temperature(body)
     samplers = sampler_fields(body, post_sampling_probs=bool(body.post_sampling_probs))
     params = replace(_params(body, defaults, num_logprobs, biases), bad_words=tuple(word for word in words if len(word) > 1))
     options = GenerationOptions(

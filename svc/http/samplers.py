@@ -99,6 +99,21 @@ def sampler_fields(body: AnswerIn, post_sampling_probs: bool) -> SamplerFields:
     )
 
 
+def set_dynamic_temperature(body: AnswerIn) -> None:
+    """Lowest and highest temperature, as text-generation-webui's clients say them, become a temperature and `dynatemp_range`.
+
+    The range counts if both are sent. `dynamic_temperature` false turns all of them off.
+    """
+    low = number("dynatemp_low", same(body, "dynatemp_low", "dynatemp_min"), 0.0, 0.0, 100.0)
+    high = number("dynatemp_high", same(body, "dynatemp_high", "dynatemp_max"), 0.0, 0.0, 100.0)
+    if low > high:
+        raise RequestError(f"dynatemp_low is {low:g}, more than dynatemp_high ({high:g}).", param="dynatemp_low")
+    if body.dynamic_temperature is False:
+        body.dynatemp_range = None
+    elif body.dynatemp_range is None and high > 0:
+        body.temperature, body.dynatemp_range = (low + high) / 2, (high - low) / 2
+
+
 def enabled_samplers(value: str | list[str] | None) -> tuple[str, ...]:
     """The samplers to run, in order; None is all in the usual one.
 

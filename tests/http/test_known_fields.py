@@ -92,7 +92,7 @@ def test_refused_fields_are_named(route: Route) -> None:
     [
         (CHAT, "best_of", 1), (CHAT, "echo", False), (CHAT, "suffix", ""), (NATIVE, "suffix", ""),
         (TEXT, "reasoning_effort", None),
-        (CHAT, "tfs_z", 1), (TEXT, "top_a", 0), (NATIVE, "smoothing_factor", 0.0), (TEXT, "dynatemp_low", 0),
+        (CHAT, "tfs_z", 1), (TEXT, "top_a", 0), (NATIVE, "smoothing_factor", 0.0), (TEXT, "skew", 0),
         (CHAT, "skip_special_tokens", True), (CHAT, "banned_strings", []), (CHAT, "length_penalty", 1.0),
         (CHAT, "use_beam_search", False), (CHAT, "truncate_prompt_tokens", None), (CHAT, "include_stop_str_in_output", False),
         (NATIVE, "lora", []), (CHAT, "prompt_logprobs", None), (CHAT, "functions", []), (CHAT, "modalities", ["text"]),
@@ -148,6 +148,8 @@ EFFECTS: dict[str, Any] = {
     "dry_sequence_breakers": ({"dry_multiplier": 0.8}, ["a"]),
     "mirostat": 2, "mirostat_mode": 1, "mirostat_tau": ({"mirostat": 2}, 3), "mirostat_eta": ({"mirostat": 2}, 0.2),
     "adaptive_target": 0.5, "adaptive_decay": ({"adaptive_target": 0.5}, 0.5),
+    "dynamic_temperature": ({"dynatemp_range": 0.5}, False), "dynatemp_low": ({"dynatemp_high": 2}, 0.5), "dynatemp_high": 2,
+    "dynatemp_min": ({"dynatemp_max": 2}, 0.5), "dynatemp_max": 2,
     "dynatemp_range": 0.5, "dynatemp_exponent": ({"dynatemp_range": 0.5}, 2), "bad_words": ["ab"],
     "post_sampling_probs": ({"n_probs": 3}, True),
     "tool_choice": ({"tools": [TOOL]}, "none"),

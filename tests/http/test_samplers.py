@@ -23,6 +23,7 @@ from svc.http.samplers import (
     SamplerFields,
     enabled_samplers,
     sampler_fields,
+    set_dynamic_temperature,
     with_steps,
 )
 from svc.http.schema import NativeIn
@@ -126,6 +127,32 @@ def test_dry() -> None:
     assert without is not None
     assert without.dry is not None
     assert len(without.dry.breakers.single) == 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ({"dynatemp_low": 0.5, "dynatemp_high": 2}, (1.25, 0.75)),
+        ({"dynatemp_min": 0.5, "dynatemp_max": 1.5, "temperature": 0.7, "dynamic_temperature": True}, (1.0, 0.5)),
+        ({"dynatemp_low": 0.5, "dynatemp_high": 2, "dynatemp_range": 0.25, "temperature": 0.7}, (0.7, 0.25)),
+        ({"dynatemp_low": 0.5, "dynatemp_high": 2, "dynamic_temperature": False, "temperature": 0.7}, (0.7, None)),
+        ({"dynatemp_range": 0.25, "dynamic_temperature": False}, (None, None)),
+        ({"dynatemp_low": 0, "dynatemp_high": 0, "temperature": 0.7}, (0.7, None)),
+        ({"dynatemp_high": 1}, (0.5, 0.5)),
+    ],
+)
+def test_lowest_and_highest_temperature(sent: dict[str, Any], expected: tuple[float | None, float | None]) -> None:
+    """(temperature, range) that they come to."""
+    body = NativeIn(prompt="", **sent)
+    set_dynamic_temperature(body)
+    assert (body.temperature, body.dynatemp_range) == expected
+
+
+@pytest.mark.parametrize("sent", [{"dynatemp_low": 2, "dynatemp_high": 1}, {"dynatemp_low": 1}, {"dynatemp_low": -1}])
+def test_wrong_lowest_temperature(sent: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as error:
+        set_dynamic_temperature(NativeIn(prompt="", **sent))
+    assert error.value.param == "dynatemp_low"
 
 
 @pytest.mark.parametrize(
