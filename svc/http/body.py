@@ -1,6 +1,7 @@
 """Request bodies on their way in: whole and in time, and never more of them at once than there is memory set aside for."""
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Concatenate, Literal, ParamSpec, TypeVar
@@ -17,6 +18,9 @@ UNCOUNTED_BYTES = 2**16  # of each body, so that ordinary requests pass when lar
 AUTO_FIXED_BYTES = 2 * 2**20  # what bodies may have beside a prompt: tools, and further prompts
 AUTO_BYTES_PER_TOKEN = 16  # a token has about 4 bytes; a character that is escaped for JSON alone has 6
 AUTO_MAX_BYTES = 6 * 2**20  # a text of that length is decoded in 10 to 35 ms, for which everything else waits
+
+# The breakers of DRY are looked for in the whole vocabulary, which takes long however short the body is. Letters may be escaped.
+_DRY = re.compile(rb"dry_|\\u00[567]")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -85,7 +89,7 @@ async def with_body(request: web.Request, work: Callable[Concatenate[bytearray, 
     with request.app[BODIES].hold(limit_bytes) as held:
         await _read(request, held)
         num_bytes = len(held.content)
-        if b"dry_" in held.content:  # its breakers are looked for in the whole vocabulary
+        if _DRY.search(held.content):
             num_bytes = max(num_bytes, INLINE_BYTES + 1)
         return await request.app[TEXT_THREADS].run(num_bytes, work, held.content, *args, **kwargs)
 

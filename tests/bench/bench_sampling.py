@@ -10,10 +10,13 @@ import time
 
 import numpy as np
 
+from svc.compute.backend import History
 from svc.compute.sampling.chain import sample
 from svc.compute.sampling.params import SamplingParams
+from svc.compute.sampling.steps import Breakers, Dry, Mirostat, SamplingSteps, Step
 from tests.bench.client import machine
 
+LLAMA = tuple(Step(name) for name in ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"])
 PARAMS = {
     "temperature 0": SamplingParams(temperature=0),
     "temperature 0, 5 logprobs": SamplingParams(temperature=0, num_logprobs=5),
@@ -22,7 +25,13 @@ PARAMS = {
     "temperature 0.7, top_p 0.95": SamplingParams(0.7, top_p=0.95),
     "temperature 1, min_p 0.05": SamplingParams(min_p=0.05),
     "temperature 0.6, top_k 20, top_p 0.95": SamplingParams(0.6, top_k=20, top_p=0.95),
+    "the same in llama-server's order": SamplingParams(0.6, top_k=20, top_p=0.95, steps=SamplingSteps(order=LLAMA)),
+    "XTC behind min_p 0.05": SamplingParams(min_p=0.05, steps=SamplingSteps(xtc_probability=1.0)),
+    "typical_p 0.9": SamplingParams(steps=SamplingSteps(typical_p=0.9)),
+    "mirostat 2": SamplingParams(steps=SamplingSteps(mirostat=Mirostat(2, 5.0, 0.1))),
+    "DRY, min_p 0.05": SamplingParams(min_p=0.05, steps=SamplingSteps(dry=Dry(0.8, 1.75, 2, -1, Breakers.none()))),
 }
+PAST = History(np.random.default_rng(1).integers(0, 5000, 30_000).astype(np.int32), 100)
 
 
 def main() -> None:
@@ -43,7 +52,7 @@ def main() -> None:
             times_s = []
             for position in range(arguments.repeat):
                 began = time.perf_counter()
-                sample(row, params, (), 0, position)
+                sample(row, params, (), 0, position, PAST if params.needs_history else None)
                 times_s.append(time.perf_counter() - began)
             snapshots.append(f"{1000 * statistics.median(times_s):.2f}")
         print(f"| {name} | {' | '.join(snapshots)} |")

@@ -27,7 +27,9 @@ from svc.http.samplers import (
     with_steps,
 )
 from svc.http.schema import NativeIn
-from tests.http.harness import TOKENIZER
+from svc.http.text_threads import INLINE_BYTES, TextThreads
+from tests.fakes.fake_engine import FakeEngine, saying
+from tests.http.harness import TOKENIZER, serving
 
 LLAMA = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")  # llama-server's default
 
@@ -220,6 +222,25 @@ def test_the_usual_chain_only_where_it_draws_the_same() -> None:
             ]
             assert tokens[0] == tokens[1], (order, params)
     assert 200 < kept < 550
+
+
+async def test_dry_is_prepared_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However short the request is, and however its field is spelled: looking through the vocabulary would stop the loop."""
+    lengths: list[int] = []
+    run = TextThreads.run
+
+    async def noted(self: TextThreads, num_bytes: int, *work: Any, **fields: Any) -> Any:
+        lengths.append(num_bytes)
+        return await run(self, num_bytes, *work, **fields)
+
+    monkeypatch.setattr(TextThreads, "run", noted)
+    bodies = ['{"prompt": "a", "dry_multiplier": 1}', r'{"prompt": "a", "d\u0072\u0079\u005fmultiplier": 1}', '{"prompt": "a"}']
+    async with serving(FakeEngine(saying("x"))) as at:
+        for body in bodies:
+            async with at.client.post("/completion", data=body) as response:
+                assert response.status == 200
+    assert [length > INLINE_BYTES for length in lengths] == [True, True, False]
+    assert [sequence.request.params.steps is not None for sequence in at.engine.sequences] == [True, True, False]
 
 
 def test_the_settings_name_every_field() -> None:

@@ -1,5 +1,6 @@
 """The tokens that are left, and the filters that take some of them out. Each filter keeps at least one."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ REACHES = (
     4.0,
     8.0,
 )  # distances from the expected surprise within which the tokens are looked for, one after the other
+NEARLY = 1e-5  # more than a float32 is rounded by, in its own size
 SURELY = 1e-9  # more than sums in another order differ by
 LEAST_TEMPERATURE = 1e-30  # leaves any but the best no chance, and no logit overflows
 
@@ -36,9 +38,16 @@ class Candidates:
 
     @classmethod
     def best_of(cls, logits: NDArray[np.floating], count: int) -> "Candidates":
-        """`top_k` of them all, without arrays for all."""
+        """All that `top_k` may keep: no large arrays for the others."""
         ids = np.sort(best(logits, count))
         return cls._at(ids[logits[ids] > -np.inf], logits)
+
+    @classmethod
+    def likely_of(cls, logits: NDArray[np.floating], share: float, min_keep: int) -> "Candidates":
+        """All that `min_p` may keep, and few others."""
+        lowest = float(logits.max()) + math.log(share) - NEARLY * (1 + abs(float(logits.max())))
+        ids = np.flatnonzero(logits >= logits.dtype.type(lowest))
+        return cls._at(ids, logits) if len(ids) >= min_keep else cls.of(logits)
 
     @classmethod
     def _at(cls, ids: Ids, logits: NDArray[np.floating]) -> "Candidates":

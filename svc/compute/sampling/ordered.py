@@ -73,7 +73,9 @@ def draw_in_steps(
     assert steps is not None
     order = [step for step in steps.order if _changes(step, params, steps)]
     if order[:1] == [Step.TOP_K]:
-        candidates, order = Candidates.best_of(logits, params.top_k), order[1:]
+        candidates = Candidates.best_of(logits, params.top_k)
+    elif order[:1] == [Step.MIN_P]:
+        candidates = Candidates.likely_of(logits, params.min_p, steps.min_keep)
     else:
         candidates = Candidates.of(logits)
     for step in order:
@@ -146,10 +148,14 @@ def _penalized(candidates: Candidates, params: SamplingParams, history: History 
 def _without_repeats(candidates: Candidates, steps: SamplingSteps, history: History | None) -> Candidates:
     assert steps.dry is not None
     assert history is not None
-    logits = candidates.logits.copy()
     tokens, losses = dry_penalties(history.tokens, steps.dry)
-    _, here, there = np.intersect1d(candidates.ids, tokens, assume_unique=True, return_indices=True)
-    logits[here] -= losses[there]
+    places = np.searchsorted(candidates.ids, tokens)
+    left = np.flatnonzero(places < len(candidates))
+    left = left[candidates.ids[places[left]] == tokens[left]]
+    if not len(left):
+        return candidates
+    logits = candidates.logits.copy()
+    logits[places[left]] -= losses[left]
     return candidates.with_logits(logits)
 
 
