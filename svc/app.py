@@ -20,7 +20,7 @@ from svc.compute.sampling.params import SamplingParams
 from svc.compute.worker import ComputeWorker
 from svc.config import Config, service_manager
 from svc.errors import ModelFileError
-from svc.http.access import ApiKeys
+from svc.http.api_keys import ApiKeys
 from svc.http.body import body_limit
 from svc.http.server import HttpServer
 from svc.http.service import AnswerSettings, Door, ModelInfo, Readiness, Service

@@ -1,8 +1,9 @@
 """`headrace serve --check`: everything that a start would refuse, without reading a weight."""
 
 from svc.config import Config
-from svc.http.access import ApiKeys, CorsPolicy
+from svc.http.access import CorsPolicy
 from svc.http.address import is_free
+from svc.http.api_keys import ApiKeys
 from svc.log import Logger
 from svc.memory.plan import MemoryPlan
 from svc.model.arch import load_model

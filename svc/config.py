@@ -104,7 +104,7 @@ class Config(SamplingDefaults, frozen=True, kw_only=True, forbid_unknown_fields=
     api_key_file: Annotated[
         str | None,
         Meta(
-            description="file of API keys, one per line; every request must carry one of them; unset: no key is needed",
+            description="file of API keys, one a line; every request must carry one of them; unset: no key is needed",
             examples=["/etc/headrace/api-keys"],
         ),
     ] = None

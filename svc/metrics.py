@@ -60,7 +60,11 @@ class Metrics:
         self._checks = self._counter("cache_checks", "Integrity checks of the cache in idle moments, by result", ("result",))
         for result in ("passed", "failed"):
             self._checks.labels(result)  # both series from the start, so that the first failure is a change
-        self._http = self._counter("http_requests", "HTTP requests answered; 499: the client left first", ("route", "status"))
+        text = "HTTP requests answered; 499: the client left first; key: the name of the API key"
+        self._http = self._counter("http_requests", text, ("route", "status", "key"))
+        self._refused = self._counter("requests_refused", "Requests that got a 429, by limit and API key", ("reason", "key"))
+        self._refused.labels("queue_full", "")  # from the start, so that the first refusal is a change
+        self._key_tokens = self._counter("key_tokens", "Tokens evaluated and generated, by API key", ("key", "kind"))
 
     def _seconds(self, name: str, text: str) -> Histogram:
         return Histogram(PREFIX + name, text, buckets=_SECONDS, registry=self.registry)
@@ -80,15 +84,22 @@ class Metrics:
         self._decode.observe(timing.decode_s)
         self._rewind.observe(max(0, cache.matched_tokens - cache.resumed_at))
         if cache.reason:  # it had a slot
-            self._reprocessed.labels(cache.reason).inc(usage.prompt_tokens - usage.cached_tokens)
+            evaluated = usage.prompt_tokens - usage.cached_tokens
+            self._reprocessed.labels(cache.reason).inc(evaluated)
+            self._key_tokens.labels(request.tenant, "evaluated").inc(evaluated)
+            self._key_tokens.labels(request.tenant, "generated").inc(usage.completion_tokens)
 
     def cache_checked(self, *, passed: bool) -> None:
         """Counts a run of the cache's integrity check."""
         self._checks.labels("passed" if passed else "failed").inc()
 
-    def http_request(self, route: str, status: int) -> None:
-        """Counts a response. `route` is the pattern, never the path: labels must stay few."""
-        self._http.labels(route, str(status)).inc()
+    def http_request(self, route: str, status: int, key: str) -> None:
+        """Counts a response. `route` is the pattern, never the path, and `key` a name of the key file: labels must stay few."""
+        self._http.labels(route, str(status), key).inc()
+
+    def refused(self, reason: str, key: str) -> None:
+        """Counts a 429. `reason` is the error's code: the queue, or a limit of the key."""
+        self._refused.labels(reason, key).inc()
 
     def follow(self, stats: Callable[[], EngineStats]) -> None:
         """Publishes the engine's own numbers, read at each scrape."""

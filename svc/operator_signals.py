@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from svc.errors import ConfigError
-from svc.http.access import ApiKeys
+from svc.http.api_keys import ApiKeys
 from svc.http.service import Door
 from svc.lifecycle import Shutdown
 from svc.log import Logger

@@ -42,11 +42,12 @@ MAY_IMPORT = {
         "svc.model_loading",
         "svc.http.access",
         "svc.http.address",
+        "svc.http.api_keys",
         "svc.model",
         "svc.memory.plan",
         "svc.log",
     ),
-    "svc.operator_signals": ("svc.http.access", "svc.http.service", "svc.lifecycle", "svc.log"),
+    "svc.operator_signals": ("svc.http.api_keys", "svc.http.service", "svc.lifecycle", "svc.log"),
     "svc.app": (
         "svc.http",
         "svc.slots",
@@ -107,6 +108,7 @@ PURE = (
     "svc.slots.slot",
     "svc.slots.usage_report",
     "svc.slots.waiting_queue",
+    "svc.http.rate_limits",
 )
 FORBIDDEN_IN_PURE = ("time", "datetime", "asyncio", "threading", "socket", "os", "io", "pathlib", "random", "numpy.random")
 ENVIRONMENT_NAMES = ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv")

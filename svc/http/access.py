@@ -1,84 +1,29 @@
-"""Who may ask: API keys, and the origins whose pages a browser lets talk to us (CORS)."""
+"""Who may ask, and how much: API keys and their limits, and the origins whose pages a browser lets talk to us (CORS)."""
 
-import hashlib
-import hmac
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from svc.errors import ConfigError
+from svc.http.api_keys import ApiKeys
 from svc.http.errors import ApiError
+from svc.http.middleware import SCOPE, scope_of
 from svc.http.protocol import REFUSAL, TOO_MANY
+from svc.http.rate_limits import HEADERS
 from svc.http.routes import ROUTES
 
-_KEY = re.compile(r"[!-~]+")
-_MAX_FILE_BYTES = 2**20  # far more keys than anybody has: a larger file is another one, named by mistake
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 LOCALHOST = "localhost"  # in `cors_origins`: any port of this machine
 _LOCAL_ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 _PUBLIC = frozenset(route.path for route in ROUTES if route.public)
+_EXPOSED = ", ".join(("X-Request-Id", "Retry-After", *HEADERS))
 PREFLIGHT_S = 600  # how long a browser may remember that it asked
 
 
-class ApiKeys:
-    """The keys that open the server. Only their digests are kept."""
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [_digest(key) for key in keys]
-
-    @classmethod
-    def load(cls, path: str) -> "ApiKeys":
-        """One key per line; empty lines and those that begin with # do not count. ConfigError names the file and the line."""
-        try:
-            with open(path, "rb") as file:
-                data = file.read(_MAX_FILE_BYTES + 1)
-        except OSError as error:
-            raise ConfigError(f"api_key_file: cannot read {path}: {error.strerror or error}") from None
-        if len(data) > _MAX_FILE_BYTES:
-            raise ConfigError(f"api_key_file: {path} is larger than {_MAX_FILE_BYTES} bytes")
-        try:
-            lines = data.decode("utf-8").splitlines()
-        except UnicodeDecodeError:
-            raise ConfigError(f"api_key_file: {path} is not UTF-8 text") from None
-        keys = []
-        for number, line in enumerate(lines, 1):
-            key = line.strip()
-            if not key or key.startswith("#"):
-                continue
-            if not _KEY.fullmatch(key):
-                raise ConfigError(
-                    f"api_key_file: line {number} of {path} is no key: spaces and letters beyond ASCII are not allowed"
-                )
-            keys.append(key)
-        if not keys:
-            raise ConfigError(f"api_key_file: {path} has no key in it")
-        return cls(keys)
-
-    def replace(self, others: "ApiKeys") -> None:
-        """From now on the keys of `others` open the server, and no longer the present ones."""
-        self._digests = others._digests
-
-    @property
-    def num_keys(self) -> int:
-        return len(self._digests)
-
-    def accept(self, offered: str) -> bool:
-        """Whether it is one of the keys. The time taken tells nothing about them."""
-        digest = _digest(offered)
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]  # all are compared, whichever fits
-        return any(matches)
-
-    def __repr__(self) -> str:
-        return f"<ApiKeys, {len(self._digests)} of them>"
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-API_KEYS = web.AppKey("api_keys", ApiKeys)  # absent: everybody is let in
+API_KEYS = web.AppKey("api_keys", ApiKeys)  # absent: everybody is let in, and has no limits
+CLOCK: web.AppKey[Callable[[], float]] = web.AppKey("clock")
 
 
 def is_public(request: web.Request) -> bool:
@@ -105,9 +50,37 @@ async def with_key(request: web.Request, handler: Handler) -> web.StreamResponse
     offered = _offered(request)
     if offered is None:
         raise _unauthorized("No API key was given: send it as `Authorization: Bearer KEY`.", "missing_api_key")
-    if not keys.accept(offered):
+    tenant = keys.tenant_of(offered)
+    if tenant is None:
         raise _unauthorized("The API key is not one of this server's.", "invalid_api_key")
+    scope_of(request).tenant = tenant
     return await handler(request)
+
+
+@web.middleware
+async def with_limits(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """429 for a POST beyond what the holder of its key may ask for. What its answers cost is charged once that is known."""
+    scope = scope_of(request)
+    tenant = scope.tenant
+    if tenant is None or request.method != "POST":
+        return await handler(request)
+    clock = request.app[CLOCK]
+    over = tenant.enter(clock())
+    if over is not None:
+        raise ApiError(429, over.message, "rate_limit_error", code=over.code, retry_after_s=over.retry_after_s)
+    try:
+        return await handler(request)
+    finally:
+        tenant.leave()
+        if scope.generation is not None:
+            tenant.charge(scope.generation.num_tokens_computed, clock())
+
+
+async def add_limit_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Signal handler: what is left of the limits of a minute. A whole answer's tokens are charged before, a stream's later."""
+    scope = request.get(SCOPE)
+    if scope is not None and scope.tenant is not None:
+        response.headers.update(scope.tenant.headers(request.app[CLOCK]()))
 
 
 def _offered(request: web.Request) -> str | None:
@@ -167,6 +140,6 @@ async def add_cors_headers(request: web.Request, response: web.StreamResponse) -
     allowed = request.app[CORS].allowed(request)
     if allowed is not None:
         response.headers["Access-Control-Allow-Origin"] = allowed
-        response.headers["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After"
+        response.headers["Access-Control-Expose-Headers"] = _EXPOSED
         if allowed != "*":
             response.headers.add("Vary", "Origin")

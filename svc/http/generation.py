@@ -12,6 +12,7 @@ from svc.http.answer import MAX_UNREAD_BYTES, Answer, AnswerBuffer
 from svc.http.answer_rules import FREE, AnswerRules
 from svc.http.inbox import Inbox
 from svc.http.options import GenerationOptions
+from svc.http.rate_limits import Tenant
 from svc.http.schema import CacheReportOut, CompletionTokensDetails, HeadraceOut, PromptTokensDetails, TimingsOut, UsageOut
 from svc.http.service import Service
 from svc.http.text.answer_text import AnswerText
@@ -38,8 +39,7 @@ class Generation:
     new_buffer: Callable[[], AnswerBuffer]  # called once for each answer
     rules: AnswerRules = FREE
     masked: Sequence[str] = ()  # lines of the prompt that were left out for the cache's sake, by their names
-    tenant: str = ""  # whose request it is
-    queue_share: float = 1.0  # of the places in the queue, that its tenant may have
+    tenant: Tenant | None = None  # whose request it is
     created: int = field(default_factory=lambda: int(time.time()))
     answers: list[Answer] = field(default_factory=list)
     inbox: Inbox = field(init=False)
@@ -67,12 +67,12 @@ class Generation:
         """More answers than there is room for in an empty server would be told to come back for ever."""
         num_choices, engine = self.options.num_choices, self.service.engine
         wanted = len(self.prompts) * num_choices
-        room = engine.max_requests(self.queue_share)
+        room = engine.max_requests(self._queue_share)
         if wanted > room:
             counts = f"{len(self.prompts)} prompts with n={num_choices}" if len(self.prompts) > 1 else f"n={num_choices}"
             message = f"{counts} are {wanted} answers; this server has room for {room} at once."
             raise RequestError(message, param="n" if num_choices > 1 else "prompt")
-        engine.check_capacity(wanted, self.tenant, self.queue_share)
+        engine.check_capacity(wanted, self._tenant_name, self._queue_share)
 
     def _submit(self, prompt_index: int, prompt: PromptTokens, choice: int, stop: StopStrings | None) -> None:
         service, options, rules = self.service, self.options, self.rules
@@ -104,14 +104,22 @@ class Generation:
             banned=options.banned,
             min_tokens=options.min_tokens,
             use_cache=options.use_cache,
-            tenant=self.tenant,
-            queue_share=self.queue_share,
+            tenant=self._tenant_name,
+            queue_share=self._queue_share,
             on_token=answer.on_token,
             text_ends=bool(options.stop) or options.max_predict_s > 0 or rules.text_ends,
             constraint=rules.constraint(service.tokenizer, service.model.vocab_size),
         )
         self._streams.append(service.engine.submit(request, answer.on_event))
         self.answers.append(answer)
+
+    @property
+    def _tenant_name(self) -> str:
+        return "" if self.tenant is None else self.tenant.name
+
+    @property
+    def _queue_share(self) -> float:
+        return 1.0 if self.tenant is None else self.tenant.limits.queue_share
 
     def _on_news(self, answer: Answer) -> None:
         """Nobody reads an answer before its end, unless it is streamed."""
@@ -140,6 +148,12 @@ class Generation:
             prompt_tokens_details=PromptTokensDetails(max(0, prompt_tokens - evaluated)),
             completion_tokens_details=CompletionTokensDetails(sum(answer.reasoning_tokens for answer in self.answers)),
         )
+
+    @property
+    def num_tokens_computed(self) -> int:
+        """Prompt tokens evaluated for answers that have ended, and tokens generated."""
+        ended = [answer.finished for answer in self.answers if answer.finished and answer.finished.cache.reason]  # it had a slot
+        return sum(end.usage.prompt_tokens - end.usage.cached_tokens + end.usage.completion_tokens for end in ended)
 
     def timings(self) -> TimingsOut:
         """Counts as in `usage`, and times by the wall: of several answers at once the longest. Only once `ended`."""

@@ -14,9 +14,11 @@ from svc.http.errors import ApiError, anthropic_body, api_error, internal_error,
 from svc.http.generation import Generation
 from svc.http.log_fields import loggable
 from svc.http.protocol import CONTINUE_EXPECTED, EXPECTATION, REFUSAL
+from svc.http.rate_limits import Tenant
 from svc.http.service import LOGGER, METRICS
 
 CLIENT_LEFT = 499  # nginx's number for a client that closed the connection before it had its answer
+TOO_MANY_REQUESTS = 429
 ID_HEADER = "X-Request-Id"
 _GOOD_ID = re.compile(r"[!-~]{1,128}")
 UNKNOWN = "unknown"  # a path that is no route: what it says is the client's
@@ -30,6 +32,7 @@ class RequestScope:
         asked = request.headers.get(ID_HEADER, "")
         self.id = asked if _GOOD_ID.fullmatch(asked) else uuid.uuid4().hex
         self.arrival_s = time.monotonic()
+        self.tenant: Tenant | None = None  # who holds the key that it came with
         self.generation: Generation | None = None
         self.error: str | None = None  # our own words, also of a stream that had begun: its status says 200
         self.param: str | None = None  # the field at fault
@@ -39,8 +42,13 @@ class RequestScope:
     def fields(self) -> dict[str, Any]:
         """The part of the log line that handlers contribute."""
         fields: dict[str, Any] = {} if self.generation is None else _generation_fields(self.generation)
-        failed = {"error": self.error, "param": self.param, "cause": self.cause}
-        return fields | {name: value for name, value in failed.items() if value is not None}
+        others = {"key": self.key_name or None, "error": self.error, "param": self.param, "cause": self.cause}
+        return fields | {name: value for name, value in others.items() if value is not None}
+
+    @property
+    def key_name(self) -> str:
+        """The name of the key, from the key file; empty without one."""
+        return "" if self.tenant is None else self.tenant.name
 
     def refused(self, answer: ApiError) -> None:
         """The answer is this error. Its message may quote the request, so the log has its code and its field."""
@@ -128,7 +136,10 @@ def _log(request: web.Request, scope: RequestScope, status: int) -> None:
     seconds = time.monotonic() - scope.arrival_s
     resource = None if REFUSAL in request else request.match_info.route.resource
     route = resource.canonical if resource else UNKNOWN
-    request.app[METRICS].http_request(route, status)
+    metrics = request.app[METRICS]
+    metrics.http_request(route, status, scope.key_name)
+    if status == TOO_MANY_REQUESTS and scope.error is not None:
+        metrics.refused(scope.error, scope.key_name)
     write = request.app[LOGGER].debug if route in _QUIET else request.app[LOGGER].info
     write(
         "request",

@@ -1,13 +1,26 @@
 """The HTTP server: builds the application, opens the port, closes it again."""
 
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 from aiohttp import http_exceptions, web
 
 from svc.errors import ConfigError
-from svc.http.access import API_KEYS, CORS, ApiKeys, CorsPolicy, add_cors_headers, with_key, with_preflight, with_refusal
+from svc.http.access import (
+    API_KEYS,
+    CLOCK,
+    CORS,
+    CorsPolicy,
+    add_cors_headers,
+    add_limit_headers,
+    with_key,
+    with_limits,
+    with_preflight,
+    with_refusal,
+)
 from svc.http.address import listening_problem
+from svc.http.api_keys import ApiKeys
 from svc.http.body import BODIES, Bodies
 from svc.http.connections import Connections, affordable, shared_out
 from svc.http.middleware import add_headers, with_errors, with_expectation, with_plain_body, with_scope
@@ -36,18 +49,20 @@ class HttpServer:
         max_connections: int = 1024,
         keys: ApiKeys | None = None,
         cors_origins: Iterable[str] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`keys`: None lets everybody in. ConfigError for what is no origin."""
-        middlewares = [with_scope, with_errors, with_refusal, with_preflight, with_key, with_expectation, with_plain_body]
-        app = web.Application(middlewares=middlewares)
+        """`keys`: None lets everybody in. `clock`: of the keys' limits. ConfigError for what is no origin."""
+        asking = [with_scope, with_errors, with_refusal, with_preflight, with_key, with_limits]
+        app = web.Application(middlewares=[*asking, with_expectation, with_plain_body])
         metrics.follow_readiness(lambda: door.readiness.value, [state.value for state in Readiness])
         app[DOOR], app[METRICS], app[LOGGER] = door, metrics, logger
         self.bodies = app[BODIES] = Bodies(body_timeout_s)
         app[CORS] = CorsPolicy(cors_origins)
+        app[CLOCK] = clock
         self._threads = app[TEXT_THREADS] = TextThreads()
         if keys is not None:
             app[API_KEYS] = keys
-        app.on_response_prepare.extend((add_headers, add_cors_headers))
+        app.on_response_prepare.extend((add_headers, add_cors_headers, add_limit_headers))
         add_routes(app)
         self._logger = logger
         self.clients = self._connections(max_connections)

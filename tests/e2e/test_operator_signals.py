@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import hashlib
 import os
 import pty
 import signal
@@ -48,6 +49,31 @@ async def test_hang_up_reads_the_keys_again(tmp_path: Path) -> None:
 
         assert await asyncio.to_thread(server.stop) == 0
         assert "key-" not in "".join(map(str, server.lines))
+
+
+async def test_hang_up_reads_names_and_limits_again(tmp_path: Path) -> None:
+    """A hashed key with a name and a limit takes the place of a plain one; a bad limit keeps it, and the line is named."""
+    file = tmp_path / "api-keys"
+    file.write_text("key-one\n")
+
+    async def ask(session: aiohttp.ClientSession) -> int:
+        async with session.post("/tokenize", json={"content": "a"}, headers={"x-api-key": "key-two"}) as response:
+            return response.status
+
+    with ServerProcess(MODEL, "--api-key-file", str(file)) as server:
+        digest = hashlib.sha256(b"key-two").hexdigest()
+        file.write_text(f"alice:sha256:{digest} rpm=2\n")
+        server.signal(signal.SIGHUP)
+        assert (await logged(server, "api_keys_reloaded"))["number"] == 1
+        file.write_text(f"alice:sha256:{digest} rpm=many\n")
+        server.signal(signal.SIGHUP)
+        assert "line 1" in (await logged(server, "api_keys_kept"))["reason"]
+        async with aiohttp.ClientSession(server.url) as session:
+            assert [await ask(session) for _ in range(3)] == [200, 200, 429]
+        assert await asyncio.to_thread(server.stop) == 0
+        lines = [line for line in server.lines if isinstance(line, dict) and line["event"] == "request"]
+        assert [line.get("key") for line in lines if line["path"] == "/tokenize"] == ["alice"] * 3
+        assert digest not in "".join(map(str, server.lines))
 
 
 async def test_user_signals() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import structlog
 
-from svc.http.access import ApiKeys
+from svc.http.api_keys import ApiKeys
 from svc.http.server import HttpServer
 from svc.http.service import AnswerSettings, Door, MaskHeaders, ModelInfo, Service
 from svc.http.text.answer_format import NO_FORMAT, answer_format
@@ -95,7 +95,8 @@ async def serving(
     mask_headers: MaskHeaders = "messages",
     vocab_size: int = VOCAB_SIZE,
 ) -> AsyncIterator[Harness]:
-    """`clock` is the door's, on which the fake engine's last progress is 0. `vocab_size` is the model's, padding included."""
+    """`clock` is the door's, on which the fake engine's last progress is 0, and the limits'. `vocab_size` is the model's, padding
+    included."""
     door, metrics, log = Door(clock), Metrics(), io.StringIO()
     server = HttpServer(
         door,
@@ -105,6 +106,7 @@ async def serving(
         body_timeout_s=body_timeout_s,
         keys=keys,
         cors_origins=cors_origins,
+        clock=clock,
     )
     url = await server.start("127.0.0.1", 0)
     if loaded:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec import inspect
 
-from svc.http.access import ApiKeys
 from svc.http.anthropic.schema import MessagesIn
+from svc.http.api_keys import ApiKeys
 from svc.http.known_fields import KNOWN_FIELDS
 from svc.http.log_fields import loggable
 from svc.http.responses.schema import ResponsesIn
@@ -79,7 +79,7 @@ VALUES: list[Any] = [
     -1,
     None,
 ]
-KEYS = ApiKeys(["key"])
+KEYS = ApiKeys(["somebody:key", f"other:{WORD} rpm=5"])
 
 
 def bodies(path: str) -> Iterator[bytes]:

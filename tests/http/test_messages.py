@@ -8,7 +8,7 @@ import anthropic
 import pytest
 
 from svc.errors import QueueFullError
-from svc.http.access import ApiKeys
+from svc.http.api_keys import ApiKeys
 from svc.http.text.chat_template import ChatTemplate
 from svc.slots.events import FinishReason
 from tests.fakes.fake_engine import FakeEngine, obedient, saying

@@ -13,7 +13,7 @@ import uvloop
 from aiohttp import web
 
 from svc.http import protocol
-from svc.http.access import ApiKeys
+from svc.http.api_keys import ApiKeys
 from svc.http.connections import Connections
 from svc.http.protocol import CONTINUE, MAX_PIPELINED, BodyWriter, Runner
 from svc.slots.events import FinishReason

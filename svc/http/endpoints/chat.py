@@ -59,7 +59,8 @@ async def start(
     def new_buffer() -> AnswerBuffer:
         return AnswerBuffer(logprobs(service.tokenizer) if options.logprobs else None, options.return_token_ids)
 
-    return Generation(service, id, [plan.prompt], options, scope_of(request).arrival_s, new_buffer, rules, plan.masked)
+    scope = scope_of(request)
+    return Generation(service, id, [plan.prompt], options, scope.arrival_s, new_buffer, rules, plan.masked, scope.tenant)
 
 
 async def apply_template(request: web.Request) -> web.Response:

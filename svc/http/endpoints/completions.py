@@ -1,6 +1,7 @@
 """POST /v1/completions."""
 
 import uuid
+from functools import partial
 
 from aiohttp import web
 from msgspec import UNSET, UnsetType
@@ -32,8 +33,9 @@ async def create(request: web.Request) -> web.StreamResponse:
     service = request.app[DOOR].service
     options, prompts, echo, grammar = await with_body(request, _prepare, service)
     rules = await request.app[TEXT_THREADS].run_apart(held_to, grammar, service.grammars) if grammar else FREE
-    id, arrival_s = f"cmpl-{uuid.uuid4().hex}", scope_of(request).arrival_s
-    generation = Generation(service, id, prompts, options, arrival_s, lambda: _buffer(service, options), rules)
+    id, scope = f"cmpl-{uuid.uuid4().hex}", scope_of(request)
+    buffer = partial(_buffer, service, options)
+    generation = Generation(service, id, prompts, options, scope.arrival_s, buffer, rules, tenant=scope.tenant)
     return await reply(request, service, generation, CompletionDialect(service, generation, echo=echo))
 
 

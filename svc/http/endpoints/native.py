@@ -56,8 +56,8 @@ async def answer(
 
     grammar = answer_grammar(body)
     rules = await request.app[TEXT_THREADS].run_apart(held_to, grammar, service.grammars) if grammar else FREE
-    id, arrival_s = f"completion-{uuid.uuid4().hex}", scope_of(request).arrival_s
-    generation = Generation(service, id, prompts, options, arrival_s, new_buffer, rules)
+    id, scope = f"completion-{uuid.uuid4().hex}", scope_of(request)
+    generation = Generation(service, id, prompts, options, scope.arrival_s, new_buffer, rules, tenant=scope.tenant)
     return await reply(request, service, generation, NativeDialect(service, generation, body))
 
 
