@@ -80,6 +80,7 @@ def test_greedy_answers(ours: Server, peer: Server, model: Path, capsys: pytest.
     with capsys.disabled():
         print(f"\n{model.stem}: {whole} of {len(PROMPTS)} answers the same, {agreed} tokens before the first difference;", end=" ")
         print("margins there:", ", ".join(f"{least:.3f}" for least in sorted(unclear)) or "none")
+    assert whole >= len(PROMPTS) // 4
     assert agreed >= len(PROMPTS) * MAX_TOKENS // 4
 
 
