@@ -4,6 +4,7 @@ knows every token at once.
     python -m tests.bench.streams                                 this tree
     python -m tests.bench.streams --trees OLD NEW --rounds 3      several trees in turns, and their ratios to the first
     python -m tests.bench.streams --trees OLD NEW --server FILE   where a tree is older than this bench: a server that it can run
+    python -m tests.bench.streams --trees . tests/bench/streams/starlette_server.py   another server: a file in place of a tree
 
 The server is a process of its own; so is this one, which reads and throws away.
 """
@@ -46,8 +47,8 @@ class Case:
 
 @contextmanager
 def server(tree: Path, case: Case, arguments: argparse.Namespace) -> Iterator[IO[str]]:
-    """The output of a server that runs the code of `tree`."""
-    own = tree / SERVER
+    """The output of a server that runs the code of `tree`, or of the file that is one."""
+    own = tree if tree.is_file() else tree / SERVER
     command = [
         sys.executable,
         str(own if own.exists() else arguments.server),
