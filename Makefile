@@ -8,6 +8,8 @@ MODEL ?=
 PORT ?= 8080
 ARGS ?=
 LLAMA_CPP ?=
+# Tests run on several cores, a file on one of them; `WORKERS=` runs them one after the other.
+WORKERS ?= --numprocesses=auto --maxprocesses=8 --dist=loadfile
 PYTHON ?= python3
 
 VENV := .venv
@@ -41,7 +43,7 @@ types: $(VENV)/.installed-dev
 
 pytest: $(VENV)/.installed-dev
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" $(WORKERS) $(ARGS)
 
 .PHONY: check
 check: lint types ## ruff and mypy only
@@ -53,7 +55,7 @@ fmt: $(VENV)/.installed-dev ## format and repair what ruff can
 
 .PHONY: test-slow
 test-slow: $(VENV)/.installed-dev ## every test, the slow ones too (ARGS= goes to pytest)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 .PHONY: test-gpu
 test-gpu: $(VENV)/.installed-dev ## the CUDA tests on this machine's NVIDIA GPU (installs CuPy)

@@ -163,10 +163,11 @@ def test_any_accepted_budget_serves_any_trace(block: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", range(20))
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", range(100))
 def test_any_accepted_budget_serves_any_trace_at_length(block: int) -> None:
     """The same, thousands of times."""
-    for seed in range(10_000 + 250 * block, 10_000 + 250 * block + 250):
+    for seed in range(10_000 + 50 * block, 10_000 + 50 * block + 50):
         trace = Trace(seed)
         trace.run(40)
         trace.verify()
