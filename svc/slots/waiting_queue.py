@@ -3,7 +3,7 @@
 import bisect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, zip_longest
+from itertools import chain, filterfalse, zip_longest
 
 from svc.errors import QueueFullError
 from svc.slots.request import Sequence
@@ -84,15 +84,15 @@ class _Level:
     lines: dict[str, list[Sequence]] = field(default_factory=dict)  # by tenant, in the order of turns; each oldest first
 
     def in_turn(self, aside: Callable[[Sequence], bool]) -> Iterator[Sequence]:
-        lines = [[sequence for sequence in line if not aside(sequence)] for line in self.lines.values()]
+        returned = filterfalse(aside, self.returned.copy())
+        lines = [filterfalse(aside, line.copy()) for line in self.lines.values()]
         rounds: Iterable[Sequence | None] = lines[0] if len(lines) == 1 else chain.from_iterable(zip_longest(*lines))
-        returned = [sequence for sequence in self.returned if not aside(sequence)]
         yield from returned
         yield from (sequence for sequence in rounds if sequence is not None)
 
     def is_next(self, sequence: Sequence, aside: Callable[[Sequence], bool]) -> bool:
         """Whether it is the one that its tenant's turn is for."""
-        return sequence is next((other for other in self._home(sequence) if not aside(other)), None)
+        return sequence is next(filterfalse(aside, self._home(sequence)), None)
 
     def add(self, sequence: Sequence) -> None:
         if sequence.had_slot:
