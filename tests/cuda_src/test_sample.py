@@ -1,7 +1,5 @@
 """Tokens and log probabilities on the device against the sampling chain, which defines them."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -188,7 +186,7 @@ def test_padding(plain: Device) -> None:
     """A negative row of logits is not looked at, and its token is 0."""
     logits = some_logits(3, 1, 257)
     wanted = draws(FILTERS[3], 1, 1)
-    plan = plan_samples([wanted[0], replace(wanted[0], banned=(1,)), wanted[0]], [-1, -1, 0], 257)
+    plan = plan_samples([wanted[0], wanted[0]._replace(banned=(1,)), wanted[0]], [-1, -1, 0], 257)
     tokens = plain.empty((3,), np.int32)
     arrays = SampleArrays(plain.from_host(plan.samples), plain.from_host(plan.numbers), plain.empty((3, 1), np.uint64))
     sample_tokens(plain, tokens, plain.from_host(logits), arrays)
