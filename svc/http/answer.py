@@ -12,7 +12,7 @@ from svc.http.text.answer_parts import ContentText, Part, joined
 from svc.http.text.answer_text import AnswerText
 from svc.http.text.chat_template import PromptTokens
 from svc.metrics import Metrics
-from svc.slots.events import Event, Finished, FinishReason, TokenEvent, TokenText
+from svc.slots.events import Event, Finished, FinishReason, Progress, TokenEvent, TokenText
 
 MAX_UNREAD_BYTES = 2**23  # of one streamed answer; a client that leaves more unread does not want it
 _PART_BYTES = 128  # an object with a word in it
@@ -100,12 +100,13 @@ class Answer:
         arrival_s: float,
         max_predict_s: float = 0.0,
         max_unread_bytes: int | None = None,
+        tells_progress: bool = False,
     ) -> None:
         """`on_news` is called whenever there is something new to be read.
 
         `arrival_s`: when the HTTP request came, on the clock of time.monotonic. `max_predict_s`: seconds after the first token when
         the answer ends, once it has a complete line; 0: no limit. `max_unread_bytes`: how much may wait in the buffer; the answer
-        ends with an error where more would; None: no limit.
+        ends with an error where more would; None: no limit. `tells_progress`: whether the reader wants that of the prompt.
         """
         self.index = index
         self.prompt = prompt
@@ -113,6 +114,9 @@ class Answer:
         self.num_tokens = 0  # those that wait in the buffer included
         self.finished: Finished | None = None
         self.error: Exception | None = None  # to be raised once the text before it has been dealt with
+        self._progress: list[Progress] = []  # not read yet
+        self._latest: Progress | None = None
+        self._tells_progress = tells_progress
         self._text = text
         self._metrics = metrics
         self._on_news = on_news
@@ -143,6 +147,11 @@ class Answer:
     def on_event(self, event: Event) -> None:
         if isinstance(event, Finished):
             self._end(event)
+        elif isinstance(event, Progress):
+            self._latest = event
+            if not self._tells_progress:
+                return
+            self._progress.append(event)
         else:
             self.num_tokens += 1
             self.buffer.add(cast(Sequence[Part], event.text), event)
@@ -174,6 +183,21 @@ class Answer:
     def ended(self) -> bool:
         """Nothing follows what is in the buffer."""
         return self.finished is not None
+
+    def take_progress(self) -> list[Progress]:
+        """What came of it since the last call."""
+        progress, self._progress = self._progress, []
+        return progress
+
+    @property
+    def latest_progress(self) -> Progress | None:
+        return self._latest
+
+    @property
+    def decode_s(self) -> float:
+        """From the first token to the latest."""
+        first, last = self._first_token_s, self._last_token_s
+        return 0.0 if first is None or last is None else last - first
 
     @property
     def finish_reason(self) -> str | None:

@@ -92,6 +92,7 @@ class Generation:
             arrival_s=self.arrival_s,
             max_predict_s=options.max_predict_s,
             max_unread_bytes=MAX_UNREAD_BYTES if options.stream else None,
+            tells_progress=options.stream and options.return_progress,
         )
         request = Request(
             id=self.id if len(self.prompts) == 1 else f"{self.id}.{prompt_index}",
@@ -107,6 +108,7 @@ class Generation:
             tenant=self._tenant_name,
             queue_share=self._queue_share,
             on_token=answer.on_token,
+            progress=options.stream and (options.return_progress or options.timings_per_token),
             text_ends=bool(options.stop) or options.max_predict_s > 0 or rules.text_ends,
             constraint=rules.constraint(service.tokenizer, service.model.vocab_size),
         )

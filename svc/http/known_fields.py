@@ -215,14 +215,18 @@ KNOWN_FIELDS: tuple[Known, ...] = (
     *_refused(ANSWERS, only([]), "logprob_token_ids"),
     *_refused(ANSWERS, OFF, "return_tokens_as_token_ids", "return_prompt_text"),
     *_refused(ANSWERS, OFF, "return_hidden_states", "return_routed_experts"),
-    *_harmless("timings_per_token", "return_progress", "verbose", "sse_ping_interval", "include_usage", "usage"),
+    *_done(MANY | RESPONSES, "timings_per_token", "return_progress"),
+    Known("verbose", done=MANY),
+    *_done(ANSWERS, "sse_ping_interval"),
+    *_harmless("include_usage", "usage"),
     *_harmless("return_token_offsets", "return_assistant_tokens_mask", "routed_experts_prompt_start"),
     *_harmless("return_cached_tokens_details"),
 
     # -- cache and service
+    *_refused(ANSWERS, only(0, -1), "n_keep"),  # of a context that is shifted when it is full: here it ends the answer
     *_done(ANSWERS, "cache_prompt"),
     *_refused(ANSWERS, only(""), "cache_salt", "extra_key"),  # they ask that a cached prefix be shared with nobody
-    *_harmless("id_slot", "n_keep", "n_discard", "n_cache_reuse", "prompt_cache_key", "prompt_cache_retention"),
+    *_harmless("id_slot", "n_discard", "n_cache_reuse", "prompt_cache_key", "prompt_cache_retention"),
     *_harmless("prompt_cache_options", "user", "metadata", "store", "safety_identifier", "service_tier", "priority", "request_id"),
     *_harmless("rid", "session_id", "session_params", "chat_id", "custom_labels", "kv_transfer_params", "ec_transfer_params"),
     *_harmless("bootstrap_host", "bootstrap_port", "bootstrap_room", "data_parallel_rank", "backend_sampling"),

@@ -2,7 +2,7 @@
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from svc.http.schema import HeadraceOut, TimingsOut
+from svc.http.schema import HeadraceOut, ProgressOut, TimingsOut
 
 
 class NativeTopOut(Struct):
@@ -98,6 +98,8 @@ class NativeChunkOut(Struct):
     tokens_predicted: int
     tokens_evaluated: int
     completion_probabilities: Raw | UnsetType = UNSET  # list[NativeProbabilityOut]
+    timings: TimingsOut | UnsetType = UNSET
+    prompt_progress: ProgressOut | UnsetType = UNSET
 
 
 class NativeOut(Struct):

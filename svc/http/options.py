@@ -59,6 +59,10 @@ class GenerationOptions:
     include_usage: bool = False  # in a stream; a whole answer always has it
     return_token_ids: bool = False
     cache_report: bool = False
+    return_progress: bool = False  # in a stream: of the prompt
+    timings_per_token: bool = False  # in a stream: with every event
+    verbose: bool = False  # llama-server's whole form beside OpenAI's
+    ping_s: float | None = None  # silence in a stream before a comment; None: as the operator wants it, 0: never
 
     def ending_with(self, tokens: frozenset[int]) -> "GenerationOptions":
         """The same with more tokens that end an answer, unless the request wants none of the model's own ones."""
@@ -185,6 +189,10 @@ def _options(
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         return_token_ids=bool(body.return_token_ids),
         cache_report=bool(body.cache_report),
+        return_progress=bool(body.return_progress),
+        timings_per_token=bool(body.timings_per_token),
+        verbose=bool(body.verbose),
+        ping_s=_ping_s(body.sse_ping_interval),
     )
     ends = {word[-1] for word in options.params.bad_words}
     if len(banned | ends | (options.stop_ids if options.min_tokens else frozenset())) >= vocabulary.size:
@@ -222,6 +230,11 @@ def _repetition(body: GenerationIn, defaults: Defaults) -> tuple[float, int]:
     penalty = number(name, getattr(body, name), 1.0, 1 / MAX_PENALTY, MAX_PENALTY)
     llama = defaults is LLAMA or body.repetition_penalty is None
     return penalty, last_n(body.repeat_last_n, LLAMA_REPEAT_LAST_N if llama else -1)
+
+
+def _ping_s(value: float | None) -> float | None:
+    """-1 is never, as llama-server has it; 0 is too."""
+    return None if value is None else max(0.0, number("sse_ping_interval", value, 0.0, -1.0, 3600.0))
 
 
 def _min_tokens(value: float | None, max_tokens: int | None) -> int:

@@ -55,7 +55,8 @@ async def _stream(
     request: web.Request, service: Service, generation: Generation, dialect: Dialect, scope: RequestScope
 ) -> web.StreamResponse:
     """Once the stream is open, the status is 200 and a failure becomes its last event."""
-    events = EventStream(request, service.keep_alive_s, generation.inbox.wake)
+    ping_s = generation.options.ping_s
+    events = EventStream(request, service.keep_alive_s if ping_s is None else ping_s, generation.inbox.wake)
     try:
         body = await events.open()
         await _send_news(events, body, generation, dialect)

@@ -40,6 +40,7 @@ UNSUPPORTED = ("/embedding", "/embeddings", "/rerank", "/reranking", "/audio/tra
 
 ROUTES = (
     *_both("POST", "/chat/completions", chat.create),
+    *_both("POST", "/chat/completions/input_tokens", chat.count_tokens),
     Endpoint("POST", "/v1/completions", completions.create),
     Endpoint("POST", "/completions", native.create),  # as llama-server: OpenAI's form only under /v1
     *_both("GET", "/models", models.list_all),

@@ -86,6 +86,7 @@ class AnswerIn(Struct, kw_only=True):
     structured_outputs: JsonObject | None = None
     cache_prompt: bool | None = None
     cache_report: bool | None = None
+    sse_ping_interval: float | None = None
 
 
 class GenerationIn(AnswerIn, kw_only=True):
@@ -96,6 +97,9 @@ class GenerationIn(AnswerIn, kw_only=True):
     n_probs: Whole | None = None
     post_sampling_probs: bool | None = None
     return_token_ids: bool | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+    verbose: bool | None = None
 
 
 class ChatIn(GenerationIn, kw_only=True):
@@ -218,6 +222,15 @@ class TimingsOut(Struct):
     predicted_per_second: float
 
 
+class ProgressOut(Struct):
+    """llama-server's word for how far a prompt is."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
+
+
 class CacheReportOut(Struct):
     """Why prompt tokens were evaluated (asked for with `cache_report`)."""
 
@@ -278,7 +291,7 @@ class ChatChoiceOut(Struct):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatOut(Struct):
+class ChatOut(Struct, rename={"verbose": "__verbose"}):
     id: str
     created: int
     model: str
@@ -289,6 +302,7 @@ class ChatOut(Struct):
     object: str = "chat.completion"
     prompt_token_ids: list[int] | UnsetType = UNSET
     headrace: HeadraceOut | UnsetType = UNSET
+    verbose: Raw | UnsetType = UNSET  # native_schema.NativeOut
 
 
 class DeltaOut(Struct):
@@ -307,7 +321,7 @@ class ChatChunkChoiceOut(Struct):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatChunkOut(Struct):
+class ChatChunkOut(Struct, rename={"verbose": "__verbose"}):
     id: str
     created: int
     model: str
@@ -318,6 +332,8 @@ class ChatChunkOut(Struct):
     timings: TimingsOut | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     headrace: HeadraceOut | UnsetType = UNSET
+    prompt_progress: ProgressOut | UnsetType = UNSET
+    verbose: Raw | UnsetType = UNSET  # native_schema.NativeOut
 
 
 class CompletionChoiceOut(Struct):
@@ -329,7 +345,7 @@ class CompletionChoiceOut(Struct):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class CompletionOut(Struct):
+class CompletionOut(Struct, rename={"verbose": "__verbose"}):
     """A whole answer, and also a chunk of a streamed one: the completions dialect has one shape for both."""
 
     id: str
@@ -341,6 +357,8 @@ class CompletionOut(Struct):
     usage: UsageOut | UnsetType | None = UNSET
     timings: TimingsOut | UnsetType = UNSET
     headrace: HeadraceOut | UnsetType = UNSET
+    prompt_progress: ProgressOut | UnsetType = UNSET
+    verbose: Raw | UnsetType = UNSET  # native_schema.NativeOut
 
 
 class ApplyTemplateOut(Struct):

@@ -51,7 +51,7 @@ class EventStream:
     """
 
     def __init__(self, request: web.Request, keep_alive_s: float, on_silence: Callable[[], None]) -> None:
-        """`on_silence` is called when a comment is due: `ping` then."""
+        """`on_silence` is called when a comment is due: `ping` then. `keep_alive_s`: 0 is never."""
         self.response = web.StreamResponse(headers=HEADERS)
         self.response.content_type = "text/event-stream"
         self.ping_is_due = False
@@ -72,7 +72,8 @@ class EventStream:
         ping_with(self._request, self.ping)
         _notice_vanished_peer(self._request)
         await self.ping()
-        self._timer = self._loop.call_later(self._keep_alive_s, self._check_silence)
+        if self._keep_alive_s:
+            self._timer = self._loop.call_later(self._keep_alive_s, self._check_silence)
         return body
 
     def release(self) -> None:

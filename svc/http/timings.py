@@ -1,7 +1,8 @@
 """How long answers took, in llama-server's words."""
 
 from svc.http.answer import Answer
-from svc.http.schema import TimingsOut
+from svc.http.schema import ProgressOut, TimingsOut
+from svc.slots.events import Progress
 
 
 def timings_of(answer: Answer) -> TimingsOut:
@@ -11,6 +12,20 @@ def timings_of(answer: Answer) -> TimingsOut:
     evaluated = usage.prompt_tokens - usage.cached_tokens
     intervals = answer.num_intervals
     return timings(usage.cached_tokens, evaluated, timing.prefill_s, usage.completion_tokens, intervals, timing.decode_s)
+
+
+def timings_so_far(answer: Answer, at: Progress | None = None) -> TimingsOut:
+    """Of one that is being made; `at`: as they were when its prompt was that far."""
+    progress, generated = (at, 0) if at is not None else (answer.latest_progress, answer.num_tokens)
+    if progress is None:
+        return timings(0, 0, 0.0, generated, max(0, generated - 1), answer.decode_s)
+    decode_s = answer.decode_s if generated else 0.0
+    evaluated = progress.processed - progress.cached
+    return timings(progress.cached, evaluated, progress.elapsed_s, generated, max(0, generated - 1), decode_s)
+
+
+def progress_of(progress: Progress) -> ProgressOut:
+    return ProgressOut(progress.total, progress.cached, progress.processed, round(progress.elapsed_s * 1000))
 
 
 def timings(cached: int, evaluated: int, prefill_s: float, generated: int, intervals: int, decode_s: float) -> TimingsOut:

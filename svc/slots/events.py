@@ -1,4 +1,4 @@
-"""What a request's stream carries: token events, then exactly one end."""
+"""What a request's stream carries: progress of its prompt if it asks, token events, then exactly one end."""
 
 import enum
 from dataclasses import dataclass
@@ -31,6 +31,15 @@ class TokenEvent(NamedTuple):
     logprob: float  # 0 of one that had to come: nothing was drawn
     top: Top
     text: object = None  # what `Request.on_token` made of it; never looked at here
+
+
+class Progress(NamedTuple):
+    """How far the prompt is, for a request that asks. Comes after each of its steps; the first is where it began."""
+
+    total: int  # tokens of the prompt
+    cached: int  # of them, never evaluated for this request
+    processed: int  # evaluated or cached
+    elapsed_s: float  # since it was admitted; 0 in the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,4 +80,4 @@ class Finished:
     error: str | None = None
 
 
-Event = TokenEvent | Finished
+Event = TokenEvent | Progress | Finished

@@ -60,6 +60,7 @@ class Request:
     queue_share: float = 1.0  # of the places in the queue, that its tenant may have
     on_token: Callable[[int], TokenText] | None = None
     text_ends: bool = True
+    progress: bool = False  # whether its stream has Progress events
     constraint: Constraint | None = None
 
     @property
@@ -125,6 +126,7 @@ class Sequence:
     num_preemptions: int = 0
     resume: ResumePoint | None = None  # as last matched; valid while the cache's version is the same
     finished: bool = False
+    told_tokens: int = -1  # of the prompt, in the last Progress event
     admitted_s: float | None = None
     first_token_s: float | None = None
 

@@ -21,7 +21,7 @@ from svc.slots.joins import Joins
 from svc.slots.request import Request, Sequence
 from svc.slots.slot import Closing, Slot, SlotState, victim_for
 from svc.slots.stats import SchedulerCounters
-from svc.slots.usage_report import SAMPLING_FAILURES, answer_tokens, finished
+from svc.slots.usage_report import SAMPLING_FAILURES, answer_tokens, finished, first_token, progress_of_step
 from svc.slots.waiting_queue import WaitingQueue
 
 Emitted = list[tuple[Sequence, Event]]
@@ -297,7 +297,7 @@ class Scheduler:
         if len(self._joins):
             for chunk in advanced:
                 self._joins.advanced(chunk.slot.sequence, chunk.end)
-        emitted: Emitted = []
+        emitted = progress_of_step(advanced, now) if plan.num_prefill else []
         for slot in open_slots:
             self._commit_slot(slot, sampled.get(slot), now, emitted)
         return emitted
@@ -387,7 +387,7 @@ class Scheduler:
         sequence, token = slot.sequence, sampled.token
         request = sequence.request
         if sequence.first_token_s is None:
-            sequence.first_token_s = now
+            emitted += first_token(sequence, now)
         if token in request.stop_ids:
             self._forecast.learn(sequence.generated)
             emitted.append((sequence, self._finished(sequence, FinishReason.STOP, now)))

@@ -3,7 +3,8 @@
 from svc.compute.backend import NO_TOKEN, NOT_FINITE
 from svc.errors import RequestError, context_exceeded
 from svc.memory.sequence_cache import ResumePoint
-from svc.slots.events import CacheReport, Finished, FinishReason, Timing, Usage
+from svc.slots.batch import PlannedChunk
+from svc.slots.events import CacheReport, Event, Finished, FinishReason, Progress, Timing, Usage
 from svc.slots.request import Sequence
 
 REASONS = {
@@ -21,6 +22,34 @@ SAMPLING_FAILURES = {
     NO_TOKEN: "the grammar of the answer left no token to go on with",
 }
 """Why an answer has no next token."""
+
+
+def progress(sequence: Sequence, position: int, now: float) -> list[tuple[Sequence, Event]]:
+    """The events that tell how far a prompt is, once `position` tokens are there. Nothing is told twice, as
+    when it comes back from a preemption."""
+    if not sequence.request.progress:
+        return []
+    total, cached = sequence.num_prompt, sequence.cached_tokens or 0
+    elapsed_s = now - (now if sequence.admitted_s is None else sequence.admitted_s)
+    events: list[tuple[Sequence, Event]] = []
+    if sequence.told_tokens < 0:
+        sequence.told_tokens = cached
+        events.append((sequence, Progress(total, cached, cached, 0.0)))
+    if (processed := min(position, total)) > sequence.told_tokens:
+        sequence.told_tokens = processed
+        events.append((sequence, Progress(total, cached, processed, elapsed_s)))
+    return events
+
+
+def progress_of_step(advanced: list[PlannedChunk], now: float) -> list[tuple[Sequence, Event]]:
+    """`progress` of the prompts that a step has advanced."""
+    return [told for chunk in advanced if chunk.slot.active for told in progress(chunk.slot.sequence, chunk.end, now)]
+
+
+def first_token(sequence: Sequence, now: float) -> list[tuple[Sequence, Event]]:
+    """Notes when it came, and tells of a prompt that no step had to evaluate."""
+    sequence.first_token_s = now
+    return progress(sequence, sequence.num_prompt, now)
 
 
 def answer_tokens(prompt_tokens: int, max_tokens: int | None, context_tokens: int) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from svc.errors import context_exceeded
 from svc.memory.stats import CacheCounters, CacheStats
 from svc.slots.engine import EngineState
-from svc.slots.events import CacheReport, Event, Finished, FinishReason, Timing, TokenEvent, Usage
+from svc.slots.events import CacheReport, Event, Finished, FinishReason, Progress, Timing, TokenEvent, Usage
 from svc.slots.request import Request
 from svc.slots.stats import EngineStats, SchedulerCounters, SlotView
 from svc.slots.stream import TokenStream
@@ -60,6 +60,10 @@ class FakeSequence:
         token = event if isinstance(event, TokenEvent) else TokenEvent(event, -1.0, ())
         if token.token in self.request.stop_ids:
             return self.end(FinishReason.STOP)
+        if self.request.progress and not self.generated:
+            total = len(self.request.prompt)
+            for processed in dict.fromkeys((self.cached_tokens, total)):
+                self.stream.push(Progress(total, self.cached_tokens, processed, 0.5 * (processed != self.cached_tokens)))
         self.generated.append(token.token)
         if self.request.constraint is not None:
             self.request.constraint.accept(token.token)

@@ -139,7 +139,7 @@ EFFECTS: dict[str, Any] = {
     "cache_prompt": False, "return_token_ids": True, "cache_report": True, "tools": [TOOL],
     "chat_template_kwargs": {"mood": "x"}, "add_generation_prompt": False, "enable_thinking": False, "reasoning_effort": "low",
     "thinking": {"type": "disabled"}, "reasoning": {"enabled": False}, "n_probs": 3, "return_tokens": True,
-    "response_fields": ["content"], "t_max_predict_ms": 1e-6, "echo": True, "suffix": "x",
+    "response_fields": ["content"], "t_max_predict_ms": 1e-6, "echo": True, "suffix": "x", "verbose": True,
     "samplers": ({"temperature": 0.5}, ["top_k"]),
     "typical_p": 0.5, "typ_p": 0.5, "typical": 0.5, "top_n_sigma": 1, "nsigma": 1, "xtc_probability": 0.5,
     "xtc_threshold": ({"xtc_probability": 0.5}, 0.2), "min_keep": 3,
@@ -154,6 +154,7 @@ EFFECTS: dict[str, Any] = {
     "post_sampling_probs": ({"n_probs": 3}, True),
     "tool_choice": ({"tools": [TOOL]}, "none"),
     "continue_final_message": ({"messages": [USER, ANSWER]}, True),
+    "return_progress": ({"stream": True}, True), "timings_per_token": ({"stream": True}, True),
     "stream_options": ({"stream": True}, {"include_usage": True}),
     "top_logprobs": ({"logprobs": True}, 3),
     "response_format": {"type": "json_object"}, "json_schema": {"type": "object"}, "guided_json": {"type": "object"},
@@ -170,7 +171,13 @@ OTHER_EFFECTS: dict[Route, dict[str, Any]] = {
     ANTHROPIC: {"tool_choice": ({"tools": [{"name": "f"}]}, {"type": "none"}), "tools": [{"name": "f"}]},
     RESPONSES: {"tools": [{"type": "function", "name": "f"}], "top_logprobs": 3},
 }
-ONLY_CHECKED = {(TEXT, "best_of"), (NATIVE, "stream_options")}  # a number that `n` must equal; usage always comes
+# A number that `n` must equal; usage and the whole form always come; comments are for a silence that there is none of here.
+ONLY_CHECKED = {
+    (TEXT, "best_of"),
+    (NATIVE, "stream_options"),
+    (NATIVE, "verbose"),
+    *((route, "sse_ping_interval") for route in PATHS),
+}
 
 
 async def _outcome(at: Harness, route: Route, body: dict[str, Any]) -> Any:

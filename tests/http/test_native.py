@@ -157,7 +157,7 @@ async def test_what_silly_tavern_sends() -> None:
         "skip_special_tokens": True, "include_reasoning": True, "add_bos_token": True, "max_tokens_second": 0,
         "api_type": "llamacpp", "api_server": "http://localhost", "cache_prompt": True, "n": 1,
         "samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "tfs_z", "typical_p", "xtc", "top_p", "min_p", "temp"],
-        "n_keep": 5, "id_slot": 3, "t_max_predict_ms": -1, "n_indent": 0, "lora": [],
+        "n_keep": 0, "id_slot": 3, "t_max_predict_ms": -1, "n_indent": 0, "lora": [],
     }  # fmt: skip
     async with serving(FakeEngine(saying("ax"), context_tokens=100)) as at:
         first = await ask(at, **body)

@@ -10,7 +10,7 @@ import pytest
 from svc.compute.sampling.params import SamplingParams
 from svc.errors import QueueFullError, RequestError
 from svc.memory.placement import Boundary, BoundaryKind
-from svc.slots.events import FinishReason, TokenEvent, TokenText
+from svc.slots.events import FinishReason, Progress, TokenEvent, TokenText
 from tests.fakes.fake_backend import expected_answer
 from tests.slots.harness import Harness
 
@@ -219,6 +219,24 @@ def test_a_stream_gets_a_token_in_every_step_beside_a_long_prefill(make: Make) -
         before = len(stream.tokens)
         harness.step()
         assert len(stream.tokens) == before + 1
+
+
+def test_progress_of_a_prompt(make: Make) -> None:
+    """For who asks: where it begins, then after each of its steps, before any token; a known prompt begins at its end."""
+    harness = make(chunk=64)
+    text = prompt(200)
+    first = harness.ask(text, max_tokens=3, progress=True)
+    again = harness.ask(text, max_tokens=3, progress=True)
+    longer = harness.ask([*text, *first.tokens, *prompt(20, seed=1)], max_tokens=0, progress=True)
+    unasked = harness.ask(prompt(90, seed=2))
+    told = [event for event in first.events if isinstance(event, Progress)]
+    assert [(event.total, event.cached, event.processed) for event in told] == [(200, 0, n) for n in (0, 64, 128, 192, 200)]
+    assert told[0].elapsed_s == 0.0
+    assert [after.elapsed_s - before.elapsed_s for before, after in itertools.pairwise(told[1:])] == [1.0, 1.0, 1.0]  # a step each
+    assert first.events[: len(told)] == told
+    assert [event[:3] for event in again.events if isinstance(event, Progress)] == [(200, 200, 200)]
+    assert [event[:3] for event in longer.events if isinstance(event, Progress)] == [(223, 202, 202), (223, 202, 223)]
+    assert not any(isinstance(event, Progress) for event in unasked.events)
 
 
 def test_two_long_prompts_together_take_as_many_steps_as_one_after_the_other(make: Make) -> None:

@@ -31,7 +31,6 @@ from svc.http.generation import Generation
 from svc.http.service import Service
 from svc.http.sse import named_event
 from svc.http.text.answer_parts import CallArguments, CallEnd, CallStart, ContentText, Part, ReasoningText
-from svc.http.timings import timings_of
 
 SIGNATURE = "headrace"  # of a thinking block: clients send it back, and nothing here needs it
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -54,7 +53,6 @@ class MessagesDialect:
         message = self._message(self._usage(answer), list(_blocks(self._shown(answer.buffer.take().parts))))
         stop = self._stop(answer)
         message.stop_reason, message.stop_sequence = stop.stop_reason, stop.stop_sequence
-        message.timings = timings_of(answer)
         message.headrace = self._generation.report() or UNSET
         return message
 
@@ -70,7 +68,7 @@ class MessagesDialect:
             yield from self._part(part)
         if answer.finish_reason:
             yield from self._close()
-            end = MessageDelta(self._stop(answer), self._usage(answer), timings_of(answer))
+            end = MessageDelta(self._stop(answer), self._usage(answer))
             end.headrace = self._generation.report() or UNSET
             yield end
             yield MessageStop()

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from svc.http.schema import AnswerIn, HeadraceOut, JsonObject, TimingsOut
+from svc.http.schema import AnswerIn, HeadraceOut, JsonObject
 
 
 class MessagesIn(AnswerIn, kw_only=True):
@@ -61,7 +61,6 @@ class MessageOut(Struct):
     stop_sequence: str | None = None
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
-    timings: TimingsOut | UnsetType = UNSET
     headrace: HeadraceOut | UnsetType = UNSET
 
 
@@ -115,7 +114,6 @@ class StopOut(Struct):
 class MessageDelta(Struct, tag_field="type", tag="message_delta"):
     delta: StopOut
     usage: MessagesUsage
-    timings: TimingsOut | UnsetType = UNSET
     headrace: HeadraceOut | UnsetType = UNSET
 
 

@@ -4,13 +4,14 @@ import uuid
 from collections.abc import Iterator
 
 from aiohttp import web
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from svc.http.answer import Answer, AnswerBuffer, TextDelta
 from svc.http.body import with_body
 from svc.http.chat_parts import deltas_of, message_of
-from svc.http.chat_plan import ChatPlan, chat_template, compiled, conversation, offered_tools, plan_chat
+from svc.http.chat_plan import ChatPlan, chat_template, compiled, conversation, count_prompt, offered_tools, plan_chat
 from svc.http.decoding import decode
+from svc.http.endpoints.native import NativeDialect
 from svc.http.errors import ApiError
 from svc.http.generation import Generation
 from svc.http.logprobs import ChatLogprobs
@@ -32,7 +33,8 @@ from svc.http.sse import DONE, HOLE, EventTemplate, event
 from svc.http.text.answer_parts import ContentText, Part, ReasoningText
 from svc.http.text.prompt_limit import PromptLimit
 from svc.http.text_threads import TEXT_THREADS
-from svc.http.timings import timings_of
+from svc.http.timings import progress_of, timings_of, timings_so_far
+from svc.slots.events import Progress
 
 
 async def create(request: web.Request) -> web.StreamResponse:
@@ -45,6 +47,15 @@ async def create(request: web.Request) -> web.StreamResponse:
 
 def _plan(raw: bytearray, service: Service) -> ChatPlan:
     return plan_chat(decode(ChatIn, raw), service)
+
+
+async def count_tokens(request: web.Request) -> web.Response:
+    """POST /v1/chat/completions/input_tokens, as llama-server's: how long the prompt of a request would be."""
+    return await with_body(request, _count, request.app[DOOR].service)
+
+
+def _count(raw: bytearray, service: Service) -> web.Response:
+    return json_response({"input_tokens": count_prompt(decode(ChatIn, raw), service)})
 
 
 async def start(
@@ -86,8 +97,10 @@ class ChatDialect:
         self._service = service
         self._generation = generation
         self._options: GenerationOptions = generation.options
-        self._plain = not (self._options.logprobs or self._options.return_token_ids)  # chunks have text and nothing else
+        extra = self._options.logprobs or self._options.return_token_ids or self._options.timings_per_token
+        self._plain = not extra  # chunks have text and nothing else
         self._reasoning_fields = reasoning_fields
+        self._contents: dict[int, str] = {}  # of whole answers
         self._texts: dict[tuple[int, type[Part]], EventTemplate] = {}  # by the answer's index and the kind of text
 
     # -- whole ------------------------------------------------------------------------------------------------------------------
@@ -102,10 +115,12 @@ class ChatDialect:
             timings=self._generation.timings(),
             prompt_token_ids=self._prompt_ids(self._generation.answers[0]),
             headrace=self._generation.report() or UNSET,
+            verbose=self._verbose(self._generation.answers[0]),
         )
 
     def _choice(self, answer: Answer) -> ChatChoiceOut:
         delta = answer.buffer.take()
+        self._contents[answer.index] = delta.content
         return ChatChoiceOut(
             index=answer.index,
             message=message_of(delta.parts, self._reasoning_fields),
@@ -121,8 +136,10 @@ class ChatDialect:
         if (index, ContentText) not in self._texts:
             events = event(self._opening(answer))
             self._texts[index, ContentText] = self._template(index, DeltaOut(content=HOLE))
+        if self._options.return_progress:
+            events += b"".join(event(self._progress(answer, progress)) for progress in answer.take_progress())
         if answer.buffer.parts or (reason and not self._plain):
-            events += self._news(index, answer.buffer.take())
+            events += self._news(answer, answer.buffer.take())
         return events + event(self._end(answer)) if reason else events
 
     def _opening(self, answer: Answer) -> ChatChunkOut:
@@ -130,17 +147,27 @@ class ChatDialect:
         chunk.prompt_token_ids = self._prompt_ids(answer)
         return chunk
 
+    def _progress(self, answer: Answer, progress: Progress) -> ChatChunkOut:
+        chunk = self._chunk(ChatChunkChoiceOut(answer.index, DeltaOut()))
+        chunk.prompt_progress = progress_of(progress)
+        chunk.timings = timings_so_far(answer, progress) if self._options.timings_per_token else UNSET
+        return chunk
+
     def _template(self, index: int, delta: DeltaOut) -> EventTemplate:
         return EventTemplate(self._chunk(ChatChunkChoiceOut(index, delta)))
 
-    def _news(self, index: int, delta: TextDelta) -> bytes:
+    def _news(self, answer: Answer, delta: TextDelta) -> bytes:
+        index = answer.index
         if self._plain and len(delta.parts) == 1:
             part = delta.parts[0]
             if isinstance(part, ContentText):
                 return self._texts[index, ContentText].fill(part.text)
             if isinstance(part, ReasoningText) and self._reasoning_fields:
                 return self._reasoning(index).fill(part.text)
-        return b"".join(map(event, self._chunks(index, delta)))
+        chunks = list(self._chunks(index, delta))
+        if self._options.timings_per_token and chunks and not answer.ended:
+            chunks[-1].timings = timings_so_far(answer)
+        return b"".join(map(event, chunks))
 
     def _reasoning(self, index: int) -> EventTemplate:
         key = index, ReasoningText
@@ -163,6 +190,7 @@ class ChatDialect:
     def _end(self, answer: Answer) -> ChatChunkOut:
         chunk = self._chunk(ChatChunkChoiceOut(answer.index, DeltaOut(), finish_reason=answer.finish_reason))
         chunk.timings = timings_of(answer)
+        chunk.verbose = self._verbose(answer)
         return chunk
 
     def last_events(self) -> bytes:
@@ -188,6 +216,12 @@ class ChatDialect:
         return event(error.body())
 
     # -- both -------------------------------------------------------------------------------------------------------------------
+    def _verbose(self, answer: Answer) -> Raw | UnsetType:
+        """A stream has told the text."""
+        if not self._options.verbose:
+            return UNSET
+        return NativeDialect(self._service, self._generation).verbose(answer, self._contents.get(answer.index, ""))
+
     def _token_ids(self, delta: TextDelta) -> list[int] | UnsetType:
         return delta.token_ids if self._options.return_token_ids else UNSET
 

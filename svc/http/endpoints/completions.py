@@ -4,13 +4,14 @@ import uuid
 from functools import partial
 
 from aiohttp import web
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from svc.errors import RequestError
 from svc.http.answer import Answer, AnswerBuffer
 from svc.http.answer_rules import FREE, held_to
 from svc.http.body import with_body
 from svc.http.decoding import decode
+from svc.http.endpoints.native import NativeDialect
 from svc.http.errors import ApiError
 from svc.http.fields import blaming
 from svc.http.generation import Generation
@@ -26,7 +27,8 @@ from svc.http.sse import DONE, HOLE, EventTemplate, event
 from svc.http.text.chat_template import PromptTokens
 from svc.http.text.fill_in import FillIn
 from svc.http.text_threads import TEXT_THREADS
-from svc.http.timings import timings_of
+from svc.http.timings import progress_of, timings_of, timings_so_far
+from svc.slots.events import Progress
 
 
 async def create(request: web.Request) -> web.StreamResponse:
@@ -98,7 +100,8 @@ class CompletionDialect:
         self._generation = generation
         self._options: GenerationOptions = generation.options
         self._echo = echo
-        self._plain = not (self._options.logprobs or self._options.return_token_ids)  # chunks have text and nothing else
+        extra = self._options.logprobs or self._options.return_token_ids or self._options.timings_per_token
+        self._plain = not extra  # chunks have text and nothing else
         self._texts: dict[int, EventTemplate] = {}  # by the answer's index, from its first chunk on
 
     # -- whole ------------------------------------------------------------------------------------------------------------------
@@ -107,21 +110,32 @@ class CompletionDialect:
         whole.usage = self._generation.usage()
         whole.timings = self._generation.timings()
         whole.headrace = self._generation.report() or UNSET
+        whole.verbose = self._verbose(self._generation.answers[0], whole.choices[0].text)
         return whole
 
     # -- stream -----------------------------------------------------------------------------------------------------------------
     def news(self, answer: Answer) -> bytes:
         index, begun = answer.index, answer.index in self._texts
+        events = b"".join(event(self._progress(answer, progress)) for progress in answer.take_progress())
         if not (answer.buffer.parts or answer.finish_reason or (self._echo and not begun)):
-            return b""
+            return events
         if not begun:
             self._texts[index] = EventTemplate(self._chunk(CompletionChoiceOut(index, HOLE)))
         if begun and self._plain and not answer.finish_reason:
-            return self._texts[index].fill(answer.buffer.take().content)
+            return events + self._texts[index].fill(answer.buffer.take().content)
         chunk = self._chunk(self._choice(answer, first=not begun))
         if answer.finish_reason:
             chunk.timings = timings_of(answer)
-        return event(chunk)
+            chunk.verbose = self._verbose(answer, "")
+        elif self._options.timings_per_token:
+            chunk.timings = timings_so_far(answer)
+        return events + event(chunk)
+
+    def _progress(self, answer: Answer, progress: Progress) -> CompletionOut:
+        chunk = self._chunk(CompletionChoiceOut(answer.index, ""))
+        chunk.prompt_progress = progress_of(progress)
+        chunk.timings = timings_so_far(answer, progress) if self._options.timings_per_token else UNSET
+        return chunk
 
     def last_events(self) -> bytes:
         if not (self._options.include_usage or self._options.cache_report):
@@ -136,6 +150,9 @@ class CompletionDialect:
         return event(error.body())
 
     # -- both -------------------------------------------------------------------------------------------------------------------
+    def _verbose(self, answer: Answer, text: str) -> Raw | UnsetType:
+        return NativeDialect(self._service, self._generation).verbose(answer, text) if self._options.verbose else UNSET
+
     def _choice(self, answer: Answer, *, first: bool) -> CompletionChoiceOut:
         """What came since the last call; at `first` with what belongs in front of it."""
         delta = answer.buffer.take()

@@ -27,10 +27,12 @@ from svc.http.reply import reply
 from svc.http.schema import InfillIn, JsonObject, NativeIn
 from svc.http.service import DOOR, Service
 from svc.http.sse import event
+from svc.http.text.answer_parts import ContentText
 from svc.http.text.chat_template import PromptTokens
 from svc.http.text.fill_in import FillIn, other_files
 from svc.http.text_threads import TEXT_THREADS
-from svc.http.timings import timings_of
+from svc.http.timings import progress_of, timings_of, timings_so_far
+from svc.slots.events import Progress
 
 NO_SLOT = -1  # which slot an answer gets is the scheduler's business, and may change on the way
 
@@ -58,7 +60,7 @@ async def answer(
     rules = await request.app[TEXT_THREADS].run_apart(held_to, grammar, service.grammars) if grammar else FREE
     id, scope = f"completion-{uuid.uuid4().hex}", scope_of(request)
     generation = Generation(service, id, prompts, options, scope.arrival_s, new_buffer, rules, tenant=scope.tenant)
-    return await reply(request, service, generation, NativeDialect(service, generation, body))
+    return await reply(request, service, generation, NativeDialect(service, generation, body.response_fields or ()))
 
 
 def _prepare(raw: bytearray, service: Service) -> tuple[NativeIn, GenerationOptions, list[PromptTokens]]:
@@ -80,7 +82,7 @@ def _prepare_infill(raw: bytearray, service: Service) -> tuple[NativeIn, Generat
     return body, options.ending_with(fill_in.tokens.ends), [prompt]
 
 
-def settings(service: Service, options: GenerationOptions, *, ignore_eos: bool) -> SettingsOut:
+def settings(service: Service, options: GenerationOptions) -> SettingsOut:
     """What an answer was made with; -1 is "no limit"."""
     params, limit = options.params, -1 if options.max_tokens is None else options.max_tokens
     biases = [*(BiasOut(token, bias) for token, bias in params.logit_bias), *(BiasOut(token, None) for token in options.banned)]
@@ -101,7 +103,7 @@ def settings(service: Service, options: GenerationOptions, *, ignore_eos: bool) 
         frequency_penalty=params.frequency_penalty,
         logit_bias=biases,
         stop=list(options.stop),
-        ignore_eos=ignore_eos,
+        ignore_eos=options.ignore_eos,
         stream=options.stream,
         n_probs=params.num_logprobs or 0,
         n_ctx=service.engine.context_tokens,
@@ -113,11 +115,13 @@ def settings(service: Service, options: GenerationOptions, *, ignore_eos: bool) 
 class NativeDialect:
     """One object per answer; several prompts or choices make a list of them, and events that tell them apart by `index`."""
 
-    def __init__(self, service: Service, generation: Generation, body: NativeIn) -> None:
+    def __init__(self, service: Service, generation: Generation, fields: Sequence[str] = ()) -> None:
+        """`fields`: the only ones that are told of an answer; none: all."""
         self._service = service
         self._generation = generation
-        self._fields = body.response_fields
-        self._settings = settings(service, generation.options, ignore_eos=bool(body.ignore_eos))
+        self._options = generation.options
+        self._fields = fields
+        self._settings = settings(service, generation.options)
         self._prompt_texts: dict[int, str] = {}  # by the identity of a prompt, which several answers may have
 
     # -- whole ------------------------------------------------------------------------------------------------------------------
@@ -128,7 +132,9 @@ class NativeDialect:
     # -- stream -----------------------------------------------------------------------------------------------------------------
     def news(self, answer: Answer) -> bytes:
         buffer, reason = answer.buffer, answer.finish_reason
-        events = event(self._chunk(answer, buffer.take())) if buffer.parts or (reason and buffer.token_ids) else b""
+        events = b"".join(event(self._progress(answer, progress)) for progress in answer.take_progress())
+        if buffer.parts or (reason and buffer.token_ids):
+            events += event(self._chunk(answer, buffer.take()))
         return events + event(self._end(answer, TextDelta([], [], None))) if reason else events
 
     def _chunk(self, answer: Answer, delta: TextDelta) -> NativeChunkOut:
@@ -141,7 +147,14 @@ class NativeDialect:
             tokens_predicted=answer.num_tokens,
             tokens_evaluated=len(answer.prompt.ids),
             completion_probabilities=delta.logprobs or UNSET,
+            timings=timings_so_far(answer) if self._options.timings_per_token and not answer.ended else UNSET,
         )
+
+    def _progress(self, answer: Answer, progress: Progress) -> NativeChunkOut:
+        chunk = self._chunk(answer, TextDelta([], [], None))
+        chunk.tokens_predicted, chunk.prompt_progress = 0, progress_of(progress)
+        chunk.timings = timings_so_far(answer, progress) if self._options.timings_per_token else UNSET
+        return chunk
 
     def last_events(self) -> bytes:
         return b""
@@ -150,11 +163,19 @@ class NativeDialect:
         return event(error.body())
 
     # -- both -------------------------------------------------------------------------------------------------------------------
+    def verbose(self, answer: Answer, content: str) -> Raw:
+        """One that has ended, to be shown beside another form of it."""
+        return Raw(msgspec.json.encode(self._out(answer, TextDelta([ContentText(content)], [], None))))
+
     def _end(self, answer: Answer, delta: TextDelta) -> object:
         """The whole answer, or the last event of its stream."""
+        out = self._out(answer, delta)
+        return out if not self._fields else picked(msgspec.to_builtins(out, builtin_types=(Raw,)), self._fields)
+
+    def _out(self, answer: Answer, delta: TextDelta) -> NativeOut:
         assert answer.finished is not None
         usage = answer.finished.usage
-        out = NativeOut(
+        return NativeOut(
             index=answer.index,
             content=delta.content,
             tokens=delta.token_ids,
@@ -174,7 +195,6 @@ class NativeDialect:
             completion_probabilities=delta.logprobs or UNSET,
             headrace=self._generation.report_of(answer) or UNSET,
         )
-        return out if not self._fields else picked(msgspec.to_builtins(out, builtin_types=(Raw,)), self._fields)
 
     def _prompt_text(self, prompt: PromptTokens) -> str:
         if id(prompt) not in self._prompt_texts:

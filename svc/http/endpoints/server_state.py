@@ -41,7 +41,7 @@ async def props(request: web.Request) -> web.Response:
 def _defaults(service: Service) -> DefaultSettingsOut:
     """What a request to /completion that asks for nothing gets."""
     unsaid = service.answers.sampling
-    params = settings(service, native_options(NativeIn(prompt=""), service.vocabulary, unsaid), ignore_eos=False)
+    params = settings(service, native_options(NativeIn(prompt=""), service.vocabulary, unsaid))
     params.seed = int(unsaid.get("seed", -1))  # every request draws its own unless the operator has one
     return DefaultSettingsOut(service.engine.context_tokens, params)
 

@@ -45,6 +45,8 @@ def as_chat(body: ResponsesIn) -> ChatIn:
         top_logprobs=body.top_logprobs,
         enable_thinking=body.enable_thinking,
         chat_template_kwargs=body.chat_template_kwargs,
+        return_progress=body.return_progress,
+        timings_per_token=body.timings_per_token,
     )
 
 

@@ -16,7 +16,7 @@ from svc.http.responses.schema import CallItem, Item, MessageItem, OutputText, R
 from svc.http.service import Service
 from svc.http.sse import named_event
 from svc.http.text.answer_parts import CallArguments, CallEnd, CallStart, ContentText, Part, ReasoningText
-from svc.http.timings import timings_of
+from svc.http.timings import progress_of, timings_of, timings_so_far
 
 IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
 NO_LOGPROBS = Raw(b"[]")
@@ -59,11 +59,18 @@ class ResponsesDialect:
             started = self._response(IN_PROGRESS)
             yield out.Created(self._next(), started)
             yield out.InProgress(self._next(), started)
-        yield from self._answer_events(answer)
+        per_token = self._generation.options.timings_per_token
+        for progress in answer.take_progress():
+            timings = timings_so_far(answer, progress) if per_token else UNSET
+            yield out.InProgress(self._next(), self._response(IN_PROGRESS), progress_of(progress), timings)
+        for each in self._answer_events(answer):
+            if per_token and isinstance(each, out.TextDelta):
+                each.timings = timings_so_far(answer)
+            yield each
         if answer.finish_reason:
             ended = self._ended(answer)
             kind = out.Completed if ended.status == COMPLETED else out.Incomplete
-            yield kind(self._next(), ended)
+            yield kind(self._next(), ended, ended.timings if per_token else UNSET)
 
     def last_events(self) -> bytes:
         return b""

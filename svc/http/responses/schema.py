@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from svc.http.schema import AnswerIn, HeadraceOut, JsonObject, TimingsOut, Whole
+from svc.http.schema import AnswerIn, HeadraceOut, JsonObject, ProgressOut, TimingsOut, Whole
 
 
 class ResponsesIn(AnswerIn, kw_only=True):
@@ -22,6 +22,8 @@ class ResponsesIn(AnswerIn, kw_only=True):
     top_logprobs: Whole | None = None
     enable_thinking: bool | None = None
     chat_template_kwargs: JsonObject | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
 
 
 class InputTokensDetails(Struct):
@@ -127,14 +129,18 @@ class Created(Event, tag="response.created"):
 
 class InProgress(Event, tag="response.in_progress"):
     response: ResponseOut
+    prompt_progress: ProgressOut | UnsetType = UNSET
+    timings: TimingsOut | UnsetType = UNSET
 
 
 class Completed(Event, tag="response.completed"):
     response: ResponseOut
+    timings: TimingsOut | UnsetType = UNSET
 
 
 class Incomplete(Event, tag="response.incomplete"):
     response: ResponseOut
+    timings: TimingsOut | UnsetType = UNSET
 
 
 class Failed(Event, tag="response.failed"):
@@ -171,6 +177,7 @@ class TextDelta(Event, tag="response.output_text.delta"):
     content_index: int
     delta: str
     logprobs: Raw | list[Any]
+    timings: TimingsOut | UnsetType = UNSET
 
 
 class TextDone(Event, tag="response.output_text.done"):
