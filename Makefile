@@ -75,6 +75,10 @@ test-real: $(VENV)/.installed-dev ## fetch real models, compare with llama.cpp: 
 	@$(BIN)/python ops/real_models/fetch.py all
 	@$(BIN)/python -m pytest tests/real --llama-cpp "$(LLAMA_CPP)" $(ARGS)
 
+.PHONY: test-peer
+test-peer: $(VENV)/.installed-dev ## llama.cpp's own server tests against Headrace (fetches them; ARGS= names some)
+	@$(BIN)/python -m tests.peer_suite $(ARGS)
+
 .PHONY: bench
 bench: $(VENV)/.installed-dev ## run the benchmarks in tests/bench (ARGS= goes to each)
 	@for bench in $(BENCHMARKS); do echo "== $$bench"; PYTHONPATH=. $(BIN)/python "$$bench" $(ARGS) || exit 1; done

@@ -114,7 +114,7 @@ def libraries_without_amx(cache: Path, jobs: int) -> Path:
 
 def _compile(source: Source, home: Path, folder: str, flags: Sequence[str], targets: Sequence[str], jobs: int) -> None:
     home.mkdir(parents=True, exist_ok=True)
-    tree = _unpacked(source, home)
+    tree = unpacked(source, home)
     for edit in source.edits:
         _apply(edit, tree)
     out, log = home / folder, home / f"{folder}.log"
@@ -126,7 +126,7 @@ def _compile(source: Source, home: Path, folder: str, flags: Sequence[str], targ
             subprocess.run(["nice", "-n", "15", *command], stdout=lines, stderr=lines, check=True)
 
 
-def _unpacked(source: Source, home: Path) -> Path:
+def unpacked(source: Source, home: Path) -> Path:
     """The folder with the sources: of the newest distribution, by the registry's own order of versions, unless one is there."""
     if there := sorted(home.glob(f"*/{source.folder}/CMakeLists.txt")):
         return there[-1].parent
