@@ -67,7 +67,7 @@ ROUTES = (
     *_both("GET", "/props", server_state.props),
     *_both("GET", "/slots", server_state.slots),
     *_both("GET", "/health", health.health, public=True),
-    Endpoint("GET", "/openapi.json", description.openapi, public=True),
+    Endpoint("GET", "/openapi.json", description.openapi),
     Endpoint("GET", "/livez", health.live, public=True),
     Endpoint("GET", "/readyz", health.ready, public=True),
     Endpoint("GET", "/metrics", metrics.scrape, public=True),
