@@ -94,7 +94,7 @@ async def test_slots_and_props(session: aiohttp.ClientSession) -> None:
         slots = await _get(session, "/slots")
     assert len(slots) == props["total_slots"]
     (taken,) = [slot for slot in slots if slot["is_processing"]]
-    assert (taken["prompt"], taken["state"], taken["next_token"]["has_next_token"]) == ("Many rivers", "decode", True)
+    assert (taken["prompt"], taken["state"], taken["next_token"][0]["has_next_token"]) == ("Many rivers", "decode", True)
 
 
 def test_a_missing_key_file_ends_the_start(tmp_path: Path) -> None:
