@@ -9,7 +9,7 @@ PORT ?= 8080
 ARGS ?=
 LLAMA_CPP ?=
 # Tests run on several cores, a file on one of them; `WORKERS=` runs them one after the other.
-WORKERS ?= --numprocesses=auto --maxprocesses=8 --dist=loadfile
+WORKERS ?= --numprocesses=auto --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
 PYTHON ?= python3
 
 VENV := .venv
