@@ -5,6 +5,7 @@ from typing import Any
 
 from svc.errors import RequestError
 from svc.http.answer_rules import AnswerRules
+from svc.http.chat_form import ends_with_an_answer
 from svc.http.fields import blaming, integer, naming, shown
 from svc.http.grammar_fields import AnswerGrammar, answer_grammar
 from svc.http.options import GenerationOptions, chat_options
@@ -155,18 +156,13 @@ def _rendering(body: ChatIn | ApplyTemplateIn, service: Service, tools: ToolOpti
     continued = body.continue_final_message
     if continued is None:
         implied = service.prefill_assistant and body.add_generation_prompt is None
-        continued = implied and _ends_with_an_answer(body.messages)
+        continued = implied and ends_with_an_answer(body.messages)
     return {
         "tools": list(tools.offered) or None,
         "add_generation_prompt": not continued if body.add_generation_prompt is None else body.add_generation_prompt,
         "continue_final_message": continued,
         "kwargs": template_variables(body, service.answers.enable_thinking),
     }
-
-
-def _ends_with_an_answer(messages: list[JsonObject]) -> bool:
-    final = messages[-1] if messages else {}
-    return final.get("role") == "assistant" and not final.get("tool_calls") and not final.get("function_call")
 
 
 # -- reasoning ------------------------------------------------------------------------------------------------------------------

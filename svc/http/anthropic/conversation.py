@@ -6,8 +6,9 @@ from typing import Any
 
 from svc.errors import RequestError
 from svc.http.anthropic.schema import MessagesIn
+from svc.http.chat_form import common_fields, ends_with_an_answer, function_call, function_tool, text_in
 from svc.http.fields import shown, unsupported
-from svc.http.schema import AnswerIn, ChatIn, JsonObject
+from svc.http.schema import ChatIn, JsonObject
 
 _TEXTS = ("text", "input_text")
 
@@ -20,9 +21,8 @@ def as_chat(body: MessagesIn) -> ChatIn:
         blocks = [_text(block, f"system[{n}]") for n, block in enumerate(system)]
         messages.insert(0, {"role": "system", "content": "\n".join(block for block in blocks if block)})
     choice, parallel = _tool_choice(body.tool_choice)
-    common = {name: getattr(body, name) for name in AnswerIn.__struct_fields__}
     return ChatIn(
-        **common | {"stop": _stops(body), "response_format": _format(body)},
+        **common_fields(body) | {"stop": _stops(body), "response_format": _format(body)},
         messages=messages,
         tools=[_tool(tool, f"tools[{n}]") for n, tool in enumerate(body.tools)] if body.tools else None,
         tool_choice=choice,
@@ -31,14 +31,8 @@ def as_chat(body: MessagesIn) -> ChatIn:
         reasoning_effort=_effort(body.output_config),
         enable_thinking=body.enable_thinking,
         chat_template_kwargs=body.chat_template_kwargs,
-        continue_final_message=_prefilled(messages),
+        continue_final_message=ends_with_an_answer(messages),  # it is the beginning of the answer
     )
-
-
-def _prefilled(messages: list[JsonObject]) -> bool:
-    """A final message of the assistant is the beginning of the answer."""
-    final = messages[-1] if messages else {}
-    return final.get("role") == "assistant" and not final.get("tool_calls")
 
 
 def _stops(body: MessagesIn) -> str | list[str] | None:
@@ -90,12 +84,12 @@ def _of_assistant(blocks: list[tuple[JsonObject, str]]) -> Iterator[JsonObject]:
     for block, param in blocks:
         match block["type"]:
             case "thinking":
-                thoughts.append(_string(block, "thinking", param))
+                thoughts.append(text_in(block, "thinking", param))
             case "redacted_thinking":
                 pass  # nothing that can be read
             case "tool_use":
-                function = {"name": _string(block, "name", param), "arguments": block.get("input") or {}}
-                calls.append({"id": _string(block, "id", param), "type": "function", "function": function})
+                name, id = text_in(block, "name", param), text_in(block, "id", param)
+                calls.append(function_call(id, name, block.get("input") or {}))
             case _:
                 texts.append(_text(block, param))
     message: JsonObject = {"role": "assistant", "content": "".join(texts)}
@@ -118,18 +112,11 @@ def _text(block: Any, param: str) -> str:
         return block
     kind = _checked(block, param)["type"]
     if kind in _TEXTS:
-        return _string(block, "text", param)
+        return text_in(block, "text", param)
     source = block.get("source")
     if kind == "document" and isinstance(source, dict) and source.get("type") == "text":
-        return _string(source, "data", f"{param}.source")
+        return text_in(source, "data", f"{param}.source")
     raise RequestError(f"{param}.type is {shown(kind)}, but only text can be read here.", param=f"{param}.type")
-
-
-def _string(block: JsonObject, key: str, param: str) -> str:
-    value = block.get(key)
-    if not isinstance(value, str):
-        raise RequestError(f"{param}.{key} must be a text, not {shown(value)}.", param=f"{param}.{key}")
-    return value
 
 
 # -- tools ----------------------------------------------------------------------------------------------------------------------
@@ -137,12 +124,7 @@ def _tool(tool: JsonObject, param: str) -> JsonObject:
     kind = tool.get("type")
     if kind not in (None, "custom"):
         raise unsupported(f"{param}.type", json.dumps(kind)[:80])
-    name = _string(tool, "name", param)
-    parameters = tool.get("input_schema") or {"type": "object"}
-    function = {"name": name, "description": tool.get("description") or "", "parameters": parameters}
-    if tool.get("strict") is True:
-        function["strict"] = True
-    return {"type": "function", "function": function}
+    return function_tool(tool, param, tool.get("input_schema") or {"type": "object"})
 
 
 def _tool_choice(choice: JsonObject | None) -> tuple[str | JsonObject | None, bool | None]:

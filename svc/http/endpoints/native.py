@@ -17,7 +17,7 @@ from svc.http.decoding import decode
 from svc.http.errors import ApiError
 from svc.http.fields import response_fields, shown
 from svc.http.generation import Generation
-from svc.http.grammar_fields import answer_grammar
+from svc.http.grammar_fields import AnswerGrammar, answer_grammar
 from svc.http.logprobs import NativeProbabilities, NativeShares
 from svc.http.middleware import scope_of
 from svc.http.native_schema import BiasOut, NativeChunkOut, NativeOut, SettingsOut
@@ -47,7 +47,11 @@ async def infill(request: web.Request) -> web.StreamResponse:
 
 
 async def answer(
-    request: web.Request, body: NativeIn, options: GenerationOptions, prompts: list[PromptTokens]
+    request: web.Request,
+    body: NativeIn,
+    options: GenerationOptions,
+    grammar: AnswerGrammar | None,
+    prompts: list[PromptTokens],
 ) -> web.StreamResponse:
     service = request.app[DOOR].service
     keep_ids = options.stream or bool(body.return_tokens or body.return_token_ids)
@@ -56,30 +60,36 @@ async def answer(
         probabilities = NativeShares if options.samplers.post_sampling_probs else NativeProbabilities
         return AnswerBuffer(probabilities(service.tokenizer) if options.logprobs else None, keep_ids)
 
-    grammar = answer_grammar(body)
     rules = await request.app[TEXT_THREADS].run_apart(held_to, grammar, service.grammars) if grammar else FREE
     id, scope = f"completion-{uuid.uuid4().hex}", scope_of(request)
     generation = Generation(service, id, prompts, options, scope.arrival_s, new_buffer, rules, tenant=scope.tenant)
     return await reply(request, service, generation, NativeDialect(service, generation, body.response_fields or ()))
 
 
-def _prepare(raw: bytearray, service: Service) -> tuple[NativeIn, GenerationOptions, list[PromptTokens]]:
+Prepared = tuple[NativeIn, GenerationOptions, AnswerGrammar | None, list[PromptTokens]]
+
+
+def _prepare(raw: bytearray, service: Service) -> Prepared:
     body = decode(NativeIn, raw)
-    service.check_model(body.model)
-    options = native_options(body, service.vocabulary, service.answers.sampling)
-    body.response_fields = response_fields(body.response_fields)
-    return body, options, encode_prompts(_split(body.prompt), service.vocabulary, service.engine.context_tokens)
+    options, grammar = _checked(body, service)
+    return body, options, grammar, encode_prompts(_split(body.prompt), service.vocabulary, service.engine.context_tokens)
 
 
-def _prepare_infill(raw: bytearray, service: Service) -> tuple[NativeIn, GenerationOptions, list[PromptTokens]]:
+def _prepare_infill(raw: bytearray, service: Service) -> Prepared:
     body = decode(InfillIn, raw)
-    service.check_model(body.model)
-    options = native_options(body, service.vocabulary, service.answers.sampling)
-    body.response_fields = response_fields(body.response_fields)
+    options, grammar = _checked(body, service)
     fill_in = FillIn(service.tokenizer, service.engine.context_tokens, options.max_tokens)
     others = other_files(body.input_extra or (), MAX_PROMPTS)
     prompt = fill_in.window(body.input_prefix, body.prompt, body.input_suffix, others)
-    return body, options.ending_with(fill_in.tokens.ends), [prompt]
+    return body, options.ending_with(fill_in.tokens.ends), grammar, [prompt]
+
+
+def _checked(body: NativeIn, service: Service) -> tuple[GenerationOptions, AnswerGrammar | None]:
+    """What both ask for beside their prompts. A grammar may be long, so it is read here, where the body is."""
+    service.check_model(body.model)
+    options = native_options(body, service.vocabulary, service.answers.sampling)
+    body.response_fields = response_fields(body.response_fields)
+    return options, answer_grammar(body)
 
 
 def settings(service: Service, options: GenerationOptions) -> SettingsOut:

@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 from svc.errors import RequestError
+from svc.http.chat_form import common_fields, function_call, function_tool, text_in
 from svc.http.fields import shown, unsupported
 from svc.http.responses.schema import ResponsesIn
-from svc.http.schema import AnswerIn, ChatIn, JsonObject
+from svc.http.schema import ChatIn, JsonObject
 
 INCLUDES = ("reasoning.encrypted_content", "message.output_text.logprobs")
 IGNORED_INCLUDES = (
@@ -32,9 +33,8 @@ def as_chat(body: ResponsesIn) -> ChatIn:
         conversation.add(item, f"input[{n}]")
     reasoning = body.reasoning or {}
     includes = _includes(body.include)
-    common = {name: getattr(body, name) for name in AnswerIn.__struct_fields__}
     return ChatIn(
-        **common | {"response_format": _format(body)},
+        **common_fields(body) | {"response_format": _format(body)},
         messages=conversation.messages,
         max_completion_tokens=body.max_output_tokens,
         tools=[_tool(tool, f"tools[{n}]") for n, tool in enumerate(body.tools)] if body.tools else None,
@@ -91,13 +91,13 @@ class _Conversation:
             case "reasoning":
                 self._add_reasoning(item)
             case "function_call":
-                function = {"name": _string(item, "name", param), "arguments": _string(item, "arguments", param)}
-                call = {"id": _string(item, "call_id", param), "type": "function", "function": function}
+                name, arguments, id = (text_in(item, key, param) for key in ("name", "arguments", "call_id"))
+                call = function_call(id, name, arguments)
                 self._answer().setdefault("tool_calls", []).append(call)
             case "function_call_output":
                 output = item.get("output")
                 content = output if isinstance(output, str) else _texts(output, f"{param}.output")
-                self.messages.append({"role": "tool", "tool_call_id": _string(item, "call_id", param), "content": content})
+                self.messages.append({"role": "tool", "tool_call_id": text_in(item, "call_id", param), "content": content})
             case _:
                 raise unsupported(f"{param}.type", json.dumps(kind)[:80])
 
@@ -141,23 +141,12 @@ def _texts(content: Any, param: str) -> list[JsonObject]:
     return content
 
 
-def _string(item: JsonObject, key: str, param: str) -> str:
-    value = item.get(key)
-    if not isinstance(value, str):
-        raise RequestError(f"{param}.{key} must be a text, not {shown(value)}.", param=f"{param}.{key}")
-    return value
-
-
 def _tool(tool: JsonObject, param: str) -> JsonObject:
     if tool.get("type") != "function":
         raise unsupported(f"{param}.type", json.dumps(tool.get("type"))[:80])
     if isinstance(tool.get("function"), dict):
         return tool  # chat's form
-    function = {"name": _string(tool, "name", param), "description": tool.get("description") or ""}
-    function["parameters"] = tool.get("parameters") or {"type": "object", "properties": {}}
-    if tool.get("strict") is True:
-        function["strict"] = True
-    return {"type": "function", "function": function}
+    return function_tool(tool, param, tool.get("parameters") or {"type": "object", "properties": {}})
 
 
 def _format(body: ResponsesIn) -> JsonObject | None:
