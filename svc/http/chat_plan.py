@@ -10,7 +10,7 @@ from svc.http.fields import blaming, integer, naming, shown
 from svc.http.grammar_fields import AnswerGrammar, answer_grammar
 from svc.http.options import GenerationOptions, chat_options
 from svc.http.schema import ApplyTemplateIn, ChatIn, JsonObject
-from svc.http.service import Service
+from svc.http.service import MaskHeaders, Service
 from svc.http.template_variables import template_variables, thinking_budget
 from svc.http.text.answer_format import AnswerFormat
 from svc.http.text.chat_template import ChatTemplate, PromptTokens
@@ -26,6 +26,9 @@ from svc.http.text.volatile_lines import masked
 from svc.http.tool_options import ToolOptions, tool_options
 
 UNBOUNDED_TAIL_TOKENS = 256  # of a prompt whose messages cannot be told apart: what is looked at for open reasoning
+
+EVERYWHERE: tuple[MaskHeaders, ...] = ("all",)
+ON_MESSAGES: tuple[MaskHeaders, ...] = ("all", "messages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +48,16 @@ class ChatPlan:
         return self.grammar is not None or self.tools.required or self.tools.has_strict
 
 
-def plan_chat(body: ChatIn, service: Service, *, mask: bool | None = None) -> ChatPlan:
-    """RequestError names the field at fault. `mask`: whether header lines are left out of the system text; None: as the operator
-    wants it of every route."""
+def plan_chat(body: ChatIn, service: Service, masked_where: tuple[MaskHeaders, ...] = EVERYWHERE) -> ChatPlan:
+    """RequestError names the field at fault. `masked_where`: the operator's settings with which header lines are left out of the
+    system text here."""
     service.check_model(body.model)
     options = chat_options(body, service.vocabulary, service.answers.sampling)
     tools = offered_tools(body, service)
     grammar = answer_grammar(body)
     _check_combination(body, tools, grammar)
     form = service.answer_format
-    masked_lines = _mask(body) if mask or (mask is None and service.mask_headers == "all") else []
-    prompt = _prompt(body, service, tools)
+    prompt, masked_lines = _prompt(body, service, tools, masked_where)
     parted = _reasoning_format(body, service) is ReasoningFormat.PARTED
     tags, inside = _reasoning(prompt, form.reasoning, service.tokenizer)
     rules = AnswerRules(
@@ -87,21 +89,24 @@ def _mask(body: ChatIn) -> list[str]:
     return names
 
 
-def count_prompt(body: ChatIn, service: Service, *, mask: bool | None = None) -> int:
-    """Tokens of the conversation's prompt. `mask` as in `plan_chat`."""
+def count_prompt(body: ChatIn, service: Service, masked_where: tuple[MaskHeaders, ...] = EVERYWHERE) -> int:
+    """Tokens of the conversation's prompt. `masked_where` as in `plan_chat`."""
     service.check_model(body.model)
-    if mask or (mask is None and service.mask_headers == "all"):
-        _mask(body)
-    return len(_prompt(body, service, offered_tools(body, service)).ids)
+    prompt, _ = _prompt(body, service, offered_tools(body, service), masked_where)
+    return len(prompt.ids)
 
 
-def _prompt(body: ChatIn, service: Service, tools: ToolOptions) -> PromptTokens:
+def _prompt(
+    body: ChatIn, service: Service, tools: ToolOptions, masked_where: tuple[MaskHeaders, ...]
+) -> tuple[PromptTokens, list[str]]:
+    """The prompt, and the names of the header lines that it lacks."""
+    names = _mask(body) if service.mask_headers in masked_where else []
     limit = PromptLimit(service.engine.context_tokens, "messages")
     template = chat_template(service)
     limit.check(len(body.messages))
     with blaming("messages"):
         messages, how = conversation(body, service, tools)
-        return template.encode_chat(messages, limit=limit, **how)
+        return template.encode_chat(messages, limit=limit, **how), names
 
 
 def compiled(plan: ChatPlan, compiler: GrammarCompiler) -> AnswerRules:

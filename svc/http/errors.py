@@ -58,6 +58,11 @@ _ANTHROPIC_TYPES = {
 }
 
 
+def speaks_anthropic(path: str) -> bool:
+    """Whether errors on that path have Anthropic's shape."""
+    return path.removeprefix("/v1").startswith("/messages")
+
+
 def anthropic_body(error: ApiError, request_id: str | None = None) -> dict[str, object]:
     """The JSON object of an error on Anthropic's routes."""
     kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")

@@ -10,7 +10,7 @@ from aiohttp.hdrs import METH_ALL
 from aiohttp.typedefs import Handler
 
 from svc.http.answer import GenerationFailedError
-from svc.http.errors import ApiError, anthropic_body, api_error, internal_error, is_our_bug
+from svc.http.errors import ApiError, anthropic_body, api_error, internal_error, is_our_bug, speaks_anthropic
 from svc.http.generation import Generation
 from svc.http.log_fields import loggable
 from svc.http.protocol import CONTINUE_EXPECTED, EXPECTATION, REFUSAL
@@ -101,8 +101,7 @@ async def with_errors(request: web.Request, handler: Handler) -> web.StreamRespo
 
 def _error_response(error: ApiError, request: web.Request, scope: RequestScope) -> web.Response:
     """In the form of the route's own dialect."""
-    is_anthropic = request.path.removeprefix("/v1").startswith("/messages")
-    return error.response(anthropic_body(error, scope.id) if is_anthropic else None)
+    return error.response(anthropic_body(error, scope.id) if speaks_anthropic(request.path) else None)
 
 
 @web.middleware

@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Struct, UnsetType
 
+from svc.http.errors import speaks_anthropic
 from svc.http.schema import JsonObject
 
 DOCUMENT = web.AppKey("openapi", bytes)
@@ -82,7 +83,7 @@ def document(routes: Iterable[Described]) -> bytes:
 
 
 def _operation(route: Described, path: str, bodies: dict[type[Struct], JsonObject]) -> JsonObject:
-    error = AnthropicError if path.removeprefix("/v1").startswith("/messages") else Error
+    error = AnthropicError if speaks_anthropic(path) else Error
     failure = {"description": "An error", "content": _json({"$ref": _REF.format(name=error.__name__)})}
     operation: JsonObject = {
         "operationId": "_".join(filter(None, (route.method.lower(), *re.split(r"\W+", path)))),

@@ -92,14 +92,15 @@ def test_beside_others(hybrid: bool, ahead: bool) -> None:
 
 
 @pytest.mark.parametrize("hybrid", [True, False])
-def test_after_preemption(hybrid: bool) -> None:
-    """A constrained answer that loses its pages and comes back goes on where it was."""
+@pytest.mark.parametrize("kind", [Residues, Forcing])
+def test_after_preemption(kind: type[Residues], hybrid: bool) -> None:
+    """A constrained answer that loses its pages, among forced tokens too, and comes back goes on where it was."""
     harness = Harness(hybrid=hybrid, num_pages=26, num_rows=4, context=300)
     texts = [prompt(30, seed=seed) for seed in range(4)]
-    held = [submit(harness, text, 150, Residues()) for text in texts]
+    held = [submit(harness, text, 150, kind()) for text in texts]
     harness.run()
     assert harness.scheduler.counters.preemptions > 0
-    assert [answer.tokens for answer in held] == [constrained(text, 150) for text in texts]
+    assert [answer.tokens for answer in held] == [constrained(text, 150, forcing=kind is Forcing) for text in texts]
     harness.assert_nothing_leaked()
 
 
@@ -138,18 +139,6 @@ def test_forced_tokens_take_no_step(hybrid: bool, ahead: bool) -> None:
     counters = harness.scheduler.counters
     assert counters.forced_tokens > 30
     assert counters.generated_tokens == sum(lengths) + 40
-    harness.assert_nothing_leaked()
-
-
-@pytest.mark.parametrize("hybrid", [True, False])
-def test_forced_tokens_after_preemption(hybrid: bool) -> None:
-    """An answer that loses its pages among forced tokens comes back with them."""
-    harness = Harness(hybrid=hybrid, num_pages=26, num_rows=4, context=300)
-    texts = [prompt(30, seed=seed) for seed in range(4)]
-    held = [submit(harness, text, 150, Forcing()) for text in texts]
-    harness.run()
-    assert harness.scheduler.counters.preemptions > 0
-    assert [answer.tokens for answer in held] == [constrained(text, 150, forcing=True) for text in texts]
     harness.assert_nothing_leaked()
 
 

@@ -8,7 +8,7 @@ from svc.http.anthropic.conversation import as_chat
 from svc.http.anthropic.dialect import MessagesDialect
 from svc.http.anthropic.schema import CountOut, MessagesIn
 from svc.http.body import with_body
-from svc.http.chat_plan import ChatPlan, count_prompt, plan_chat
+from svc.http.chat_plan import ON_MESSAGES, ChatPlan, count_prompt, plan_chat
 from svc.http.decoding import decode
 from svc.http.endpoints.chat import start
 from svc.http.fields import translating
@@ -28,7 +28,7 @@ async def create(request: web.Request) -> web.StreamResponse:
 def _plan(raw: bytearray, service: Service) -> ChatPlan:
     chat = as_chat(decode(MessagesIn, raw))
     with translating(NAMES):
-        return plan_chat(chat, service, mask=service.mask_headers != "off")
+        return plan_chat(chat, service, ON_MESSAGES)
 
 
 async def count_tokens(request: web.Request) -> web.Response:
@@ -39,4 +39,4 @@ async def count_tokens(request: web.Request) -> web.Response:
 def _count(raw: bytearray, service: Service) -> web.Response:
     chat = as_chat(decode(MessagesIn, raw))
     with translating(NAMES):
-        return json_response(CountOut(count_prompt(chat, service, mask=service.mask_headers != "off")))
+        return json_response(CountOut(count_prompt(chat, service, ON_MESSAGES)))
