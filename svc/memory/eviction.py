@@ -193,7 +193,7 @@ class Evictor:
             return None
         for _ in range(min(self._snapshots_ahead, self._ring.num_free_on_host)):
             self._free_snapshot(new, now)
-        return self._ring.reserve(position)
+        return self._ring.reserve(position, kind)
 
     def _free_snapshot(self, new: float, now: float) -> bool:
         """Frees the snapshot of the device with the lowest score, if the one lost for good by that has a lower score than `new`."""

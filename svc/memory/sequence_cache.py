@@ -175,7 +175,7 @@ class SequenceCache:
         if shallower == position:
             return None
         own = max((reserved for reserved in lease.reserved if reserved < position), default=0)
-        ref = self._ring.reserve(position) or self._evictor.take_snapshot(position, max(shallower, own), kind, now)
+        ref = self._ring.reserve(position, kind) or self._evictor.take_snapshot(position, max(shallower, own), kind, now)
         if ref is None:
             self._counters.num_skipped += 1
             return None

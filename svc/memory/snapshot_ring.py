@@ -7,6 +7,7 @@ The prefix tree knows which path of tokens and which pages it belongs to.
 import enum
 from dataclasses import dataclass
 
+from svc.memory.placement import WantedKind
 from svc.memory.tiers import Tiers
 
 
@@ -54,6 +55,7 @@ class SnapshotRing:
         self._generation = [0] * num_snapshots
         self._pins = [0] * num_snapshots
         self._position = [0] * num_snapshots
+        self._kind = [WantedKind.SPARSE] * num_snapshots
 
     def __repr__(self) -> str:
         counts = {state.value: self._state.count(state) for state in SnapshotState}
@@ -94,6 +96,11 @@ class SnapshotRing:
         self._verify(ref)
         return self._position[ref.snapshot_id]
 
+    def kind(self, snapshot_id: int) -> WantedKind:
+        """Why the state was captured."""
+        assert self._state[snapshot_id] is not SnapshotState.FREE, f"snapshot {snapshot_id} is free"
+        return self._kind[snapshot_id]
+
     def is_pinned(self, snapshot_id: int) -> bool:
         return self._pins[snapshot_id] > 0
 
@@ -102,14 +109,14 @@ class SnapshotRing:
         return self._generation[ref.snapshot_id] == ref.generation and self._state[ref.snapshot_id] is SnapshotState.PUBLISHED
 
     # -- life cycle -----------------------------------------------------------------------------------------------------------
-    def reserve(self, position: int) -> SnapshotRef | None:
-        """A free snapshot on the device for the state after `position` tokens, or None."""
+    def reserve(self, position: int, kind: WantedKind) -> SnapshotRef | None:
+        """A free snapshot on the device for the state after `position` tokens, captured as `kind`, or None."""
         if not self.num_free:
             return None
         snapshot_id = self._free.pop()
         self._tiers.put(snapshot_id)
         self._move(snapshot_id, SnapshotState.RESERVED)
-        self._position[snapshot_id] = position
+        self._position[snapshot_id], self._kind[snapshot_id] = position, kind
         return SnapshotRef(snapshot_id, self._generation[snapshot_id])
 
     def mark_written(self, ref: SnapshotRef) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from svc.memory.placement import WantedKind
 from svc.memory.sequence_cache import COLD, SequenceCache
 from tests.memory.device_model import Device, Run, converse, small_plan
 
@@ -42,7 +43,7 @@ DAMAGES: dict[str, Damage] = {
     "copy forgotten": lambda cache, run: setattr(run.lease, "new_copy", (0, 1)),
     "superseded page kept": keep_superseded_page,
     "lease forgotten": lambda cache, run: cache._leases.clear(),
-    "snapshot reserved by nobody": lambda cache, run: cache._ring.reserve(3),
+    "snapshot reserved by nobody": lambda cache, run: cache._ring.reserve(3, WantedKind.SPARSE),
     "snapshot free twice": lambda cache, run: cache._ring._free.append(cache._ring._free[0]),
     "published snapshot not in the tree": lambda cache, run: cache._ring.release(cache._ring.ref(some_leaf(cache).snapshot_id)),
     "free snapshot pinned": lambda cache, run: cache._ring._pins.__setitem__(cache._ring._free[0], 1),

@@ -5,6 +5,7 @@ import pytest
 
 from svc.memory.integrity import check_tree
 from svc.memory.page_pool import PagePool
+from svc.memory.placement import WantedKind
 from svc.memory.prefix_tree import PrefixTree
 from svc.memory.snapshot_ring import SnapshotRing
 from svc.memory.tokens import TokenArray, token_array
@@ -21,7 +22,7 @@ class Planted:
     def plant(self, tokens: list[int], now: float = 0.0) -> tuple[list[int], int]:
         """Makes a text known with a snapshot at its end; returns the pages offered for it, and the snapshot."""
         pages = self.pool.allocate(self.pool.pages_for(len(tokens)), writer=1)
-        ref = self.ring.reserve(len(tokens))
+        ref = self.ring.reserve(len(tokens), WantedKind.SPARSE)
         assert ref is not None
         self.ring.mark_written(ref)
         self.tree.attach(self.tree.insert(token_array(tokens), pages, now), ref.snapshot_id, now)

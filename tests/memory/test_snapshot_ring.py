@@ -4,12 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
+from svc.memory.placement import WantedKind
 from svc.memory.snapshot_ring import TRANSITIONS, SnapshotRef, SnapshotRing, SnapshotState, StaleSnapshotError
 
 
 def reach(ring: SnapshotRing, state: SnapshotState) -> SnapshotRef:
     """A reference to snapshot 0 in that state (pinned once if stranded); for FREE, the one that has just ended."""
-    ref = ring.reserve(5)
+    ref = ring.reserve(5, WantedKind.BRANCH)
     assert ref is not None
     if state is SnapshotState.STRANDED:
         ring.pin(ref)
@@ -103,3 +104,17 @@ def test_only_published_snapshots_may_go(state: SnapshotState) -> None:
     found = [ring.evictable_on_device(place) for place in range(2)]
     assert found.count(ref) == (state is SnapshotState.PUBLISHED)
     assert found.count(None) == (1 if state is SnapshotState.PUBLISHED else 2)
+
+
+def test_kind_is_that_of_the_use() -> None:
+    """A snapshot keeps the kind it was captured as until it ends; the next use of the same id has its own."""
+    ring = SnapshotRing(1)
+    for kind in (WantedKind.SYSTEM_END, WantedKind.CANCELLED):
+        ref = ring.reserve(5, kind)
+        assert ref is not None
+        ring.mark_written(ref)
+        ring.mark_published(ref)
+        assert ring.kind(ref.snapshot_id) is kind
+        ring.release(ref)
+    with pytest.raises(AssertionError, match="is free"):
+        ring.kind(0)
