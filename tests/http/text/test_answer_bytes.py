@@ -101,10 +101,10 @@ def _cut(data: list[bytes | None], seed: int) -> tuple[bytes | None, ...]:
 # -- answers that are nearly right ------------------------------------------------------------------------------------------------
 _BROKEN = [b"\xc3", b"\xa9", b"\xf0\x9f", b"\x8c\xa6", b"\xff", b"\xed\xa0\x80", b"\xc0\xaf", b"\x00", b"\xf4\x90\x80\x80"]
 _BITS = [
-    b"<", b">", b"</", b"[", b"]", b"{", b"}", b'"', b"\\", b'\\"', b"\\u00", b"\\ud83d", b":", b",", b";", b"=", b"\n", b"\r\n", b" ",
+    b"<", b">", b"</", b"[", b"]", b"{", b"}", b'"', b"\\", b'\\"', b"\\u00", b"\\ud83d", b":", b",", b";", b"=", b"\n", b"\r\n",
     b'"name"', b'"arguments"', b'"parameters"', b"weather", b"other", b"null", b"-1e", b"```json\n", b"```", b"<tools>",
-    b"</tools>", b"<parameter=city>", b"<parameter=days>", b"</parameter>", b"<function=weather>", b"</function>", b"<|python_tag|>",
-    b"ARGS", b"x", "é🌦".encode(),
+    b"</tools>", b"<parameter=city>", b"<parameter=days>", b"</parameter>", b"<function=weather>", b"</function>",
+    b"<|python_tag|>", b"ARGS", b" ", b"x", "é🌦".encode(),
 ]  # fmt: skip
 
 
