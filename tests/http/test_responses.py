@@ -9,11 +9,12 @@ from svc.http.responses.conversation import sealed, unsealed
 from svc.http.text.chat_template import ChatTemplate
 from svc.slots.events import FinishReason
 from tests.fakes.fake_engine import FakeEngine, obedient, saying
-from tests.fakes.fake_text import REASONING_CHATML
+from tests.fakes.fake_text import CHATML, REASONING_CHATML
 from tests.http.harness import TOKENIZER, Harness, parse_sse, serving
 from tests.http.test_openai_sdk import sdk
 
 REASONING = ChatTemplate(REASONING_CHATML, TOKENIZER)
+NAMING = ChatTemplate(CHATML.replace("tools | length", "tools | map(attribute='function.name') | join(', ')"), TOKENIZER)
 PATH = "/v1/responses"
 PARAMETERS = {
     "type": "object",
@@ -104,6 +105,36 @@ async def test_a_round_with_a_tool() -> None:
         '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln", "days": 2}}\n</tool_call><|im_end|>\n'
         "<|im_start|>tool\nsunny<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n<think>\n"
     )
+
+
+async def test_functions_in_a_namespace() -> None:
+    """Codex sends some so. The model sees and calls joined names; items have the two parts, and the prompt of the next request has
+    the joined name again."""
+    agents: Any = {"type": "namespace", "name": "agents", "description": "Helpers.", "tools": [WEATHER | {"name": "spawn"}]}
+    called = CALL.replace("weather", "agents__spawn")
+    async with serving(FakeEngine(saying(called)), template=NAMING) as at, sdk(at) as client:
+        first = await client.responses.create(model="m", input="hi", tools=[WEATHER, agents])
+        async with client.responses.stream(model="m", input="hi", tools=[WEATHER, agents]) as stream:
+            added = [event.item async for event in stream if event.type == "response.output_item.added"]
+        back: Any = [{"role": "user", "content": "hi"}, first.output[0].to_dict()]
+        back.append({"type": "function_call_output", "call_id": first.output[0].call_id, "output": "ok"})  # type: ignore[union-attr]
+        await client.responses.create(model="m", input=back, tools=[WEATHER, agents])
+        prompt = _prompt(at)
+    assert [(item.namespace, item.name) for item in (*first.output, *added)] == [("agents", "spawn")] * 2  # type: ignore[union-attr]
+    assert prompt.startswith("<|im_start|>tools\nweather, agents__spawn<|im_end|>")
+    assert called in prompt
+
+
+async def test_a_search_that_nobody_can_run() -> None:
+    """Codex offers it in every request: it is left out, unless the answer must call it."""
+    search = {"type": "web_search", "external_web_access": False}
+    async with serving(FakeEngine(saying("Hello")), template=NAMING) as at:
+        status, _ = await at.post(PATH, {"input": "hi", "tools": [WEATHER, search]})
+        assert (status, _prompt(at).split("\n")[1]) == (200, "weather<|im_end|>")
+        status, _ = await at.post(PATH, {"input": "hi", "tools": [search]})
+        assert (status, "tools" in _prompt(at)) == (200, False)
+        status, body = await at.post(PATH, {"input": "hi", "tools": [WEATHER, search], "tool_choice": {"type": "web_search"}})
+    assert (status, body["error"]["param"]) == (400, "tool_choice.type")
 
 
 async def test_reasoning_that_comes_back_sealed() -> None:
@@ -203,8 +234,17 @@ async def test_counting_tokens() -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "function_call", "call_id": "x", "name": "f"}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "file_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": 5}]}, "tools[0].tools"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [5]}]}, "tools[0].tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "x"}]}]}, "tools[0].tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]}, "tools[0].tools[0].name"),
+        (
+            {"input": [{"type": "function_call", "call_id": "x", "name": "f", "arguments": "{}", "namespace": 5}]},
+            "input[0].namespace",
+        ),
         ({"include": ["x"]}, "include[0]"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": 5}}, "text.format"),

@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 from svc.errors import RequestError
-from svc.http.chat_form import common_fields, function_call, function_tool, text_in
+from svc.http.chat_form import common_fields, function_call, text_in
 from svc.http.fields import shown, unsupported
 from svc.http.responses.schema import ResponsesIn
+from svc.http.responses.tools import chat_tools, joined_name
 from svc.http.schema import ChatIn, JsonObject
 
 INCLUDES = ("reasoning.encrypted_content", "message.output_text.logprobs")
@@ -37,7 +38,7 @@ def as_chat(body: ResponsesIn) -> ChatIn:
         **common_fields(body) | {"response_format": _format(body)},
         messages=conversation.messages,
         max_completion_tokens=body.max_output_tokens,
-        tools=[_tool(tool, f"tools[{n}]") for n, tool in enumerate(body.tools)] if body.tools else None,
+        tools=chat_tools(body.tools) if body.tools else None,
         tool_choice=body.tool_choice,
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning={key: value for key, value in reasoning.items() if key in ("effort", "max_tokens", "enabled", "exclude")},
@@ -92,6 +93,8 @@ class _Conversation:
                 self._add_reasoning(item)
             case "function_call":
                 name, arguments, id = (text_in(item, key, param) for key in ("name", "arguments", "call_id"))
+                if item.get("namespace"):
+                    name = joined_name(text_in(item, "namespace", param), name)
                 call = function_call(id, name, arguments)
                 self._answer().setdefault("tool_calls", []).append(call)
             case "function_call_output":
@@ -139,14 +142,6 @@ def _texts(content: Any, param: str) -> list[JsonObject]:
             kind = part.get("type") if isinstance(part, dict) else part
             raise RequestError(f"{param}[{n}].type is {shown(kind)}, but only text can be read here.", param=f"{param}[{n}].type")
     return content
-
-
-def _tool(tool: JsonObject, param: str) -> JsonObject:
-    if tool.get("type") != "function":
-        raise unsupported(f"{param}.type", json.dumps(tool.get("type"))[:80])
-    if isinstance(tool.get("function"), dict):
-        return tool  # chat's form
-    return function_tool(tool, param, tool.get("parameters") or {"type": "object", "properties": {}})
 
 
 def _format(body: ResponsesIn) -> JsonObject | None:

@@ -13,6 +13,7 @@ from svc.http.generation import Generation
 from svc.http.responses import schema as out
 from svc.http.responses.conversation import sealed, wants_sealed_reasoning
 from svc.http.responses.schema import CallItem, Item, MessageItem, OutputText, ReasoningContent, ReasoningItem, ResponseOut
+from svc.http.responses.tools import names_in_namespaces
 from svc.http.service import Service
 from svc.http.sse import named_event
 from svc.http.text.answer_parts import CallArguments, CallEnd, CallStart, ContentText, Part, ReasoningText
@@ -34,6 +35,7 @@ class ResponsesDialect:
         self._show_reasoning = show_reasoning
         self._parallel = parallel
         self._seals = wants_sealed_reasoning(body)
+        self._namespaces = names_in_namespaces(body.tools or ())  # and names, by the names that the model knows
         self._items: list[Item] = []
         self._open: Item | None = None  # the last of the items, while more of it may come
         self._texts: list[str] = []  # of the open item
@@ -117,7 +119,8 @@ class ResponsesDialect:
                 self._texts.append(text)
             case CallStart(_, call_id, name):
                 yield from self._close(COMPLETED)
-                yield from self._begin(CallItem(_id("fc"), call_id, name, "", IN_PROGRESS))
+                namespace, name = self._namespaces.get(name, (UNSET, name))
+                yield from self._begin(CallItem(_id("fc"), call_id, name, "", IN_PROGRESS, namespace))
             case CallArguments(_, text):
                 yield out.ArgumentsDelta(self._next(), self._id, self._index, text)
                 self._texts.append(text)

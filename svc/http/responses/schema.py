@@ -76,6 +76,7 @@ class CallItem(Struct, tag_field="type", tag="function_call"):
     name: str
     arguments: str
     status: str
+    namespace: str | UnsetType = UNSET
 
 
 Item = MessageItem | ReasoningItem | CallItem
