@@ -59,18 +59,22 @@ class Described(Protocol):
     def public(self) -> bool: ...
     @property
     def body(self) -> type[Struct] | None: ...
+    @property
+    def answer(self) -> Any: ...
+    @property
+    def streams(self) -> bool: ...
 
 
 def document(routes: Iterable[Described]) -> bytes:
     """As JSON."""
     routes = list(routes)
-    kinds = list(dict.fromkeys(route.body for route in routes if route.body is not None))
-    schemas, components = msgspec.json.schema_components([*kinds, Error, AnthropicError], ref_template=_REF)
-    bodies = dict(zip(kinds, schemas, strict=False))
+    kinds = list(dict.fromkeys(kind for route in routes for kind in (route.body, route.answer) if kind not in (None, str)))
+    found, components = msgspec.json.schema_components([*kinds, Error, AnthropicError], ref_template=_REF)
+    schemas = dict(zip(kinds, found, strict=False))
     paths: dict[str, JsonObject] = {}
     for route in routes:
         path = _PARAMETER.sub(r"{\1}", route.path)
-        paths.setdefault(path, {})[route.method.lower()] = _operation(route, path, bodies)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, path, schemas)
     keys = {"bearer": {"type": "http", "scheme": "bearer"}, "header": {"type": "apiKey", "in": "header", "name": "x-api-key"}}
     out: JsonObject = {
         "openapi": "3.1.0",
@@ -82,22 +86,30 @@ def document(routes: Iterable[Described]) -> bytes:
     return msgspec.json.encode(out)
 
 
-def _operation(route: Described, path: str, bodies: dict[type[Struct], JsonObject]) -> JsonObject:
+def _operation(route: Described, path: str, schemas: dict[Any, JsonObject]) -> JsonObject:
     error = AnthropicError if speaks_anthropic(path) else Error
     failure = {"description": "An error", "content": _json({"$ref": _REF.format(name=error.__name__)})}
+    answers = {} if route.answer is None else {"200": {"description": "The answer", "content": _answer(route, schemas)}}
     operation: JsonObject = {
         "operationId": "_".join(filter(None, (route.method.lower(), *re.split(r"\W+", path)))),
-        "responses": {"200": {"description": "The answer"}, "4XX": failure, "5XX": failure},
+        "responses": {**answers, "4XX": failure, "5XX": failure},
     }
     if summary := (route.handler.__doc__ or "").partition("\n")[0]:
         operation["summary"] = summary
     if names := _PARAMETER.findall(route.path):
         operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
     if route.body is not None:
-        operation["requestBody"] = {"required": True, "content": _json(bodies[route.body])}
+        operation["requestBody"] = {"required": True, "content": _json(schemas[route.body])}
     if route.public:
         operation["security"] = []
     return operation
+
+
+def _answer(route: Described, schemas: dict[Any, JsonObject]) -> JsonObject:
+    if route.answer is str:
+        return {"text/plain": {"schema": {"type": "string"}}}
+    streamed: JsonObject = {"text/event-stream": {"schema": {"type": "string"}}} if route.streams else {}
+    return _json(schemas[route.answer]) | streamed
 
 
 def _json(schema: JsonObject) -> JsonObject:

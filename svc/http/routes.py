@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from msgspec import Struct
 
-from svc.http.anthropic.schema import MessagesIn
+from svc.http.anthropic.schema import MessageOut, MessagesIn
 from svc.http.endpoints import (
     chat,
     completions,
@@ -22,9 +23,29 @@ from svc.http.endpoints import (
     tokens,
     unsupported,
 )
+from svc.http.native_schema import NativeOut, PropsOut, SlotOut
 from svc.http.openapi import DOCUMENT, document
-from svc.http.responses.schema import ResponsesIn
-from svc.http.schema import ApplyTemplateIn, ChatIn, CompletionIn, DetokenizeIn, InfillIn, NativeIn, TokenizeIn
+from svc.http.responses.schema import InputTokensOut, ResponseOut, ResponsesIn
+from svc.http.schema import (
+    ApplyTemplateIn,
+    ApplyTemplateOut,
+    ChatIn,
+    ChatOut,
+    CompletionIn,
+    CompletionOut,
+    CountOut,
+    DetokenizeIn,
+    DetokenizeOut,
+    IndexOut,
+    InfillIn,
+    JsonObject,
+    ModelOut,
+    ModelsOut,
+    NativeIn,
+    StatusOut,
+    TokenizeIn,
+    TokenizeOut,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,44 +55,56 @@ class Endpoint:
     handler: Handler
     public: bool = False  # answered without an API key
     body: type[Struct] | None = None
+    answer: Any = None  # of a request that succeeds, as a type; None: none does
+    streams: bool = False  # also answers as events
 
 
 def _both(
-    method: str, path: str, handler: Handler, body: type[Struct] | None = None, *, public: bool = False
+    method: str,
+    path: str,
+    handler: Handler,
+    body: type[Struct] | None = None,
+    answer: Any = None,
+    *,
+    public: bool = False,
+    streams: bool = False,
 ) -> Iterator[Endpoint]:
     """With /v1 and without: clients differ in what they take a base URL to be."""
-    yield Endpoint(method, f"/v1{path}", handler, public, body)
-    yield Endpoint(method, path, handler, public, body)
+    yield Endpoint(method, f"/v1{path}", handler, public, body, answer, streams)
+    yield Endpoint(method, path, handler, public, body, answer, streams)
 
+
+NativeAnswer = NativeOut | list[NativeOut]  # a list of several prompts; with `response_fields`, objects of those alone
 
 # What llama-server answers with models that are served here by nobody.
 UNSUPPORTED = ("/embedding", "/embeddings", "/rerank", "/reranking", "/audio/transcriptions")
 
 ROUTES = (
-    *_both("POST", "/chat/completions", chat.create, ChatIn),
-    *_both("POST", "/chat/completions/input_tokens", chat.count_tokens, ChatIn),
-    Endpoint("POST", "/v1/completions", completions.create, body=CompletionIn),
-    Endpoint("POST", "/completions", native.create, body=NativeIn),  # as llama-server: OpenAI's form only under /v1
-    *_both("GET", "/models", models.list_all),
-    *_both("GET", "/models/{model:.+}", models.show),
-    *_both("POST", "/responses", responses.create, ResponsesIn),
-    *_both("POST", "/responses/input_tokens", responses.count_tokens, ResponsesIn),
-    *_both("POST", "/messages", messages.create, MessagesIn),
-    *_both("POST", "/messages/count_tokens", messages.count_tokens, MessagesIn),
-    *_both("POST", "/completion", native.create, NativeIn),
-    *_both("POST", "/infill", native.infill, InfillIn),
+    *_both("POST", "/chat/completions", chat.create, ChatIn, ChatOut, streams=True),
+    *_both("POST", "/chat/completions/input_tokens", chat.count_tokens, ChatIn, CountOut),
+    Endpoint("POST", "/v1/completions", completions.create, body=CompletionIn, answer=CompletionOut, streams=True),
+    # As llama-server: OpenAI's form only under /v1.
+    Endpoint("POST", "/completions", native.create, body=NativeIn, answer=NativeAnswer, streams=True),
+    *_both("GET", "/models", models.list_all, answer=ModelsOut),
+    *_both("GET", "/models/{model:.+}", models.show, answer=ModelOut),
+    *_both("POST", "/responses", responses.create, ResponsesIn, ResponseOut, streams=True),
+    *_both("POST", "/responses/input_tokens", responses.count_tokens, ResponsesIn, InputTokensOut),
+    *_both("POST", "/messages", messages.create, MessagesIn, MessageOut, streams=True),
+    *_both("POST", "/messages/count_tokens", messages.count_tokens, MessagesIn, CountOut),
+    *_both("POST", "/completion", native.create, NativeIn, NativeAnswer, streams=True),
+    *_both("POST", "/infill", native.infill, InfillIn, NativeOut, streams=True),
     *(route for path in UNSUPPORTED for route in _both("POST", path, unsupported.refuse)),
-    *_both("POST", "/apply-template", chat.apply_template, ApplyTemplateIn),
-    *_both("POST", "/tokenize", tokens.tokenize, TokenizeIn),
-    *_both("POST", "/detokenize", tokens.detokenize, DetokenizeIn),
-    *_both("GET", "/props", server_state.props),
-    *_both("GET", "/slots", server_state.slots),
-    *_both("GET", "/health", health.health, public=True),
-    Endpoint("GET", "/openapi.json", description.openapi),
-    Endpoint("GET", "/livez", health.live, public=True),
-    Endpoint("GET", "/readyz", health.ready, public=True),
-    Endpoint("GET", "/metrics", metrics.scrape, public=True),
-    Endpoint("GET", "/", models.index, public=True),
+    *_both("POST", "/apply-template", chat.apply_template, ApplyTemplateIn, ApplyTemplateOut),
+    *_both("POST", "/tokenize", tokens.tokenize, TokenizeIn, TokenizeOut),
+    *_both("POST", "/detokenize", tokens.detokenize, DetokenizeIn, DetokenizeOut),
+    *_both("GET", "/props", server_state.props, answer=PropsOut),
+    *_both("GET", "/slots", server_state.slots, answer=list[SlotOut]),
+    *_both("GET", "/health", health.health, answer=StatusOut, public=True),
+    Endpoint("GET", "/openapi.json", description.openapi, answer=JsonObject),
+    Endpoint("GET", "/livez", health.live, answer=StatusOut, public=True),
+    Endpoint("GET", "/readyz", health.ready, answer=StatusOut, public=True),
+    Endpoint("GET", "/metrics", metrics.scrape, answer=str, public=True),
+    Endpoint("GET", "/", models.index, answer=IndexOut, public=True),
 )
 
 

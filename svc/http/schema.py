@@ -361,6 +361,12 @@ class CompletionOut(Struct, rename={"verbose": "__verbose"}):
     verbose: Raw | UnsetType = UNSET  # native_schema.NativeOut
 
 
+class CountOut(Struct):
+    """How long the prompt of a request would be."""
+
+    input_tokens: int
+
+
 class ApplyTemplateOut(Struct):
     prompt: str
 
@@ -374,6 +380,17 @@ class ModelOut(Struct):
     owned_by: str = "headrace"
 
 
+class StatusOut(Struct):
+    """Of a probe."""
+
+    status: str
+
+
+class IndexOut(Struct):
+    name: str
+    status: str
+
+
 class ModelsOut(Struct):
     data: list[ModelOut]
     object: str = "list"
@@ -384,6 +401,12 @@ class TokenPieceOut(Struct):
 
     id: int
     piece: str | list[int]
+
+
+class TokenizeOut(Struct):
+    """With `with_pieces`, the text of each token too."""
+
+    tokens: list[int | TokenPieceOut]
 
 
 class DetokenizeOut(Struct):

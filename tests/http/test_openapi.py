@@ -9,7 +9,7 @@ from jsonschema import Draft202012Validator
 
 from svc.http.routes import ROUTES
 from tests.fakes.fake_engine import FakeEngine, saying
-from tests.http.harness import Harness, serving
+from tests.http.harness import MODEL, Harness, serving
 
 USER = [{"role": "user", "content": "hi"}]
 GOOD: dict[str, Any] = {
@@ -85,3 +85,45 @@ async def test_bodies_and_errors_are_what_it_says(path: str) -> None:
     described = operation["responses"]["4XX"]["content"]["application/json"]["schema"]
     _validator(document, described).validate(error)
     assert not _validator(document, described).is_valid({"error": "text"})
+
+
+@pytest.mark.parametrize(
+    "path", [*GOOD, "/v1/chat/completions/input_tokens", "/v1/messages/count_tokens", "/v1/responses/input_tokens"]
+)
+async def test_answers_are_what_it_says(path: str) -> None:
+    """Whole answers fit their schemas, which ask for something; streams are announced where there are some."""
+    body = GOOD.get(path) or GOOD[path.rpartition("/")[0]]
+    async with serving(FakeEngine(saying("x"))) as at:
+        document = await _document(at)
+        described = document["paths"][path]["post"]["responses"]["200"]["content"]
+        answers = _validator(document, described["application/json"]["schema"])
+        status, answer = await at.post(path, body)
+        async with at.client.post(path, json={**body, "stream": True}) as response:
+            assert response.content_type in described
+            assert (response.content_type == "text/event-stream") == ("text/event-stream" in described)
+    assert status == 200
+    for one in answer if isinstance(answer, list) else [answer]:
+        answers.validate(one)
+        assert not answers.is_valid({})
+
+
+async def test_what_is_read_is_what_it_says() -> None:
+    """Every GET answers in the type that is described, and JSON by its schema."""
+    async with serving(FakeEngine(saying("x"))) as at:
+        document = await _document(at)
+        for path, item in document["paths"].items():
+            if "get" not in item:
+                continue
+            async with at.client.get(path.replace("{model}", MODEL)) as response:
+                described = item["get"]["responses"]["200"]["content"]
+                assert (path, response.status, response.content_type) == (path, 200, *described)
+                if response.content_type == "application/json":
+                    _validator(document, described["application/json"]["schema"]).validate(await response.json())
+
+
+async def test_routes_that_refuse_everything_have_no_success() -> None:
+    """What needs another kind of model is described as an error alone."""
+    async with serving(FakeEngine()) as at:
+        document = await _document(at)
+        assert (await at.post("/v1/embeddings", {}))[0] == 501
+    assert "200" not in document["paths"]["/v1/embeddings"]["post"]["responses"]

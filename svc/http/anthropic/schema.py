@@ -64,10 +64,6 @@ class MessageOut(Struct):
     headrace: HeadraceOut | UnsetType = UNSET
 
 
-class CountOut(Struct):
-    input_tokens: int
-
-
 # -- events of a stream ---------------------------------------------------------------------------------------------------------
 class MessageStart(Struct, tag_field="type", tag="message_start"):
     message: MessageOut

@@ -26,6 +26,7 @@ from svc.http.schema import (
     ChatChunkOut,
     ChatIn,
     ChatOut,
+    CountOut,
     DeltaOut,
 )
 from svc.http.service import DOOR, Service
@@ -55,7 +56,7 @@ async def count_tokens(request: web.Request) -> web.Response:
 
 
 def _count(raw: bytearray, service: Service) -> web.Response:
-    return json_response({"input_tokens": count_prompt(decode(ChatIn, raw), service)})
+    return json_response(CountOut(count_prompt(decode(ChatIn, raw), service)))
 
 
 async def start(

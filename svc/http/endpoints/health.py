@@ -3,11 +3,12 @@
 from aiohttp import web
 
 from svc.http.reply import json_response
+from svc.http.schema import StatusOut
 from svc.http.service import DOOR, Readiness
 
 
 async def live(request: web.Request) -> web.Response:
-    return json_response({"status": "ok"})
+    return json_response(StatusOut("ok"))
 
 
 async def ready(request: web.Request) -> web.Response:
@@ -16,7 +17,7 @@ async def ready(request: web.Request) -> web.Response:
     readiness = door.readiness
     if readiness is not Readiness.READY:
         raise door.refusal(readiness)
-    return json_response({"status": "ready"})
+    return json_response(StatusOut("ready"))
 
 
 async def health(request: web.Request) -> web.Response:
@@ -24,7 +25,7 @@ async def health(request: web.Request) -> web.Response:
     door = request.app[DOOR]
     readiness = door.readiness
     if readiness is Readiness.READY:
-        return json_response({"status": "ok"})
+        return json_response(StatusOut("ok"))
     refusal = door.refusal(readiness)
     response = refusal.response()
     response.body = json_response({"error": {**refusal.body()["error"], "code": refusal.status}}).body

@@ -6,13 +6,14 @@ from aiohttp import web
 
 from svc.http.anthropic.conversation import as_chat
 from svc.http.anthropic.dialect import MessagesDialect
-from svc.http.anthropic.schema import CountOut, MessagesIn
+from svc.http.anthropic.schema import MessagesIn
 from svc.http.body import with_body
 from svc.http.chat_plan import ON_MESSAGES, ChatPlan, count_prompt, plan_chat
 from svc.http.decoding import decode
 from svc.http.endpoints.chat import start
 from svc.http.fields import translating
 from svc.http.reply import json_response, reply
+from svc.http.schema import CountOut
 from svc.http.service import DOOR, Service
 
 NAMES = {"stop": "stop_sequences", "reasoning_effort": "output_config.effort", "response_format": "output_config.format"}

@@ -4,13 +4,13 @@ from aiohttp import web
 
 from svc.http.errors import model_not_found
 from svc.http.reply import json_response
-from svc.http.schema import ModelOut, ModelsOut
+from svc.http.schema import IndexOut, ModelOut, ModelsOut
 from svc.http.service import DOOR, Service
 
 
 async def index(request: web.Request) -> web.Response:
     """GET and HEAD /: some clients knock here first. Answers also while loading."""
-    return json_response({"name": "headrace", "status": request.app[DOOR].readiness.value})
+    return json_response(IndexOut("headrace", request.app[DOOR].readiness.value))
 
 
 async def list_all(request: web.Request) -> web.Response:
