@@ -1,15 +1,7 @@
 """Eviction: which pages and snapshots leave when memory is short, from the device to the host, and from the host for good.
 
-Without a host tier, or when everything there must stay, those of the device are lost. The candidate with the lowest score goes; a
-hand that moves on with every search finds it. The score of a snapshot is the work it would save, spread over its age:
-
-    score = (work(position) - work(shallower)) / (RECENT_S + age_s)         all snapshots have the same size in bytes
-    work(n) = n + n^2 / (2 * EVEN_TOKENS)                                    in units of one token's matrix work
-
-`shallower` is the next shallower snapshot on its path (0 without one): what a resume would fall back to. The quadratic term is
-attention, whose cost per token grows with the position and equals the rest of the model at about EVEN_TOKENS. Dividing by the
-age estimates how soon it is used again: a snapshot used a minute ago is a minute from its next use. A leaf's pages are scored the
-same way, per page.
+Without a host tier, or when everything there must stay, those of the device are lost. The candidate with the lowest score
+(scoring.py) goes; a hand that moves on with every search finds it.
 """
 
 import math
@@ -18,28 +10,18 @@ from collections.abc import Callable
 from svc.memory.page_pool import PagePool
 from svc.memory.placement import WantedKind
 from svc.memory.prefix_tree import Node, PrefixTree
+from svc.memory.scoring import Scorer
 from svc.memory.snapshot_ring import SnapshotRef, SnapshotRing
 from svc.memory.stats import CacheCounters
 from svc.memory.tiers import MoveKind, MoveQueue
+from svc.memory.tokens import TokenArray
 
-EVEN_TOKENS = 32_768  # hybrids with one attention layer in four; only the order of candidates depends on it
-RECENT_S = 10.0  # below this age all are equally fresh, so that a burst of requests is judged by work alone
 WINDOW = 64  # candidates of one search: enough to be near the lowest score, few enough for the middle of a step
 
 # Moved to the host beyond the present need, so that the copy out of the next place needed is likely over; at most 1/16 of all pages
 # and 1/8 of all snapshots.
 PAGES_AHEAD, OF_PAGES = 32, 16
 SNAPSHOTS_AHEAD, OF_SNAPSHOTS = 8, 8
-
-
-def work(tokens: int) -> float:
-    """Cost of evaluating positions [0, tokens)."""
-    return tokens + tokens * tokens / (2 * EVEN_TOKENS)
-
-
-def score(position: int, shallower: int, age_s: float) -> float:
-    """Score of a resume point at `position` when the next best one is `shallower`."""
-    return (work(position) - work(shallower)) / (RECENT_S + max(age_s, 0.0))
 
 
 class Hand:
@@ -70,7 +52,10 @@ class Hand:
 class Evictor:
     """Works on the pool, ring and tree of one SequenceCache, and queues the moves."""
 
-    def __init__(self, pool: PagePool, ring: SnapshotRing, tree: PrefixTree, moves: MoveQueue, counters: CacheCounters) -> None:
+    def __init__(
+        self, pool: PagePool, ring: SnapshotRing, tree: PrefixTree, moves: MoveQueue, counters: CacheCounters, scorer: Scorer
+    ) -> None:
+        self._scorer = scorer
         self._pool = pool
         self._ring = ring
         self._tree = tree
@@ -176,19 +161,34 @@ class Evictor:
         return index is not None
 
     def _score_per_page(self, node: Node, now: float) -> float:
-        shallower = self._tree.shallower_snapshot(node) if self._hybrid else node.start
-        return score(node.end, shallower, now - node.last_use) / max(len(node.pages), 1)
+        return self._scorer.pages(node, self._tree.shallower_snapshot(node) if self._hybrid else node.start, now)
 
     # -- snapshots ------------------------------------------------------------------------------------------------------------
-    def take_snapshot(self, position: int, shallower: int, kind: WantedKind, now: float) -> SnapshotRef | None:
-        """A snapshot for the state after `position` tokens, reserved: that of a published one with a lower score, where
-        `shallower` is what the new one's path falls back to. None where none has a lower score; for a JOIN, where all are pinned.
+    def published(self, node: Node, tokens: TokenArray, now: float) -> None:
+        """The snapshot at the end of `node`, after `tokens`, can be matched from now on."""
+        if node.snapshot_id is not None:
+            self._scorer.published(node, tokens, self._ring.kind(node.snapshot_id), now)
+
+    def used(self, snapshot_id: int, now: float) -> None:
+        """A request resumes at the snapshot."""
+        node = self._tree.node_of_snapshot(snapshot_id)
+        self._scorer.used(node, now)
+        node.last_use = max(node.last_use, now)
+
+    def take_snapshot(self, tokens: TokenArray, position: int, shallower: int, kind: WantedKind, now: float) -> SnapshotRef | None:
+        """A snapshot for the state after tokens[:position], reserved: a free one, or that of a published one with a lower score,
+        where `shallower` is what the new one's path falls back to. None where none has a lower score, or the capture is not
+        wanted; for a JOIN, where all are pinned.
 
         The old one leaves the tree or moves to the host. If the host is full, the snapshot with the lowest score there is lost.
         """
-        new = score(position, shallower, 0.0) if self._hybrid else score(1, 0, 0.0)
+        new = self._scorer.capture(tokens, position, shallower if self._hybrid else position - 1, kind, now)
         if kind is WantedKind.JOIN:
             new = math.inf  # requests wait for it: it is certain to be used, at once
+        if new is None:
+            return None
+        if self._ring.num_free:
+            return self._ring.reserve(position, kind)
         if not self._free_snapshot(new, now):
             return None
         for _ in range(min(self._snapshots_ahead, self._ring.num_free_on_host)):
@@ -225,9 +225,7 @@ class Evictor:
     def _snapshot_score(self, ref: SnapshotRef, now: float) -> float:
         """Attention-only: a snapshot saves one token wherever it is."""
         node = self._tree.node_of_snapshot(ref.snapshot_id)
-        if not self._hybrid:
-            return score(1, 0, now - node.last_use)
-        return score(node.end, self._tree.shallower_snapshot(node), now - node.last_use)
+        return self._scorer.snapshot(node, self._tree.shallower_snapshot(node) if self._hybrid else node.end - 1, now)
 
     def _lose_snapshot(self, node: Node) -> None:
         self._counters.num_evicted_snapshots += 1
@@ -236,4 +234,5 @@ class Evictor:
     def release_snapshot(self, snapshot_id: int | None) -> None:
         """Ends a snapshot that has left the tree, if there was one."""
         if snapshot_id is not None:
+            self._scorer.lost(snapshot_id)
             self._ring.release(self._ring.ref(snapshot_id))

@@ -34,6 +34,7 @@ from svc.memory.page_pool import PagePool, Pages
 from svc.memory.placement import WantedKind
 from svc.memory.plan import MemoryPlan
 from svc.memory.prefix_tree import Node, PrefixTree, Walk
+from svc.memory.scoring import Scorer, WorkOverAge
 from svc.memory.snapshot_ring import SnapshotRef, SnapshotRing, StaleSnapshotError
 from svc.memory.stats import CacheCounters, CacheStats, cache_stats
 from svc.memory.tiers import MoveKind, MoveQueue
@@ -45,7 +46,7 @@ __all__ = ["COLD", "Lease", "Reservation", "ResumePoint", "SequenceCache", "Snap
 class SequenceCache:
     """All bookkeeping of one model's memory. Plain and synchronous; `now` is seconds on any one steady clock."""
 
-    def __init__(self, plan: MemoryPlan) -> None:
+    def __init__(self, plan: MemoryPlan, scorer: Scorer | None = None) -> None:
         self.plan = plan
         self._hybrid = plan.layout.hybrid
         self._pool = PagePool(plan.num_pages, plan.layout.page_tokens, plan.num_host_pages)
@@ -58,7 +59,7 @@ class SequenceCache:
         self._pinned_pages: dict[int, Pages] = {}  # snapshot published and pinned -> the pages of its path, pinned with it
         self._serials = itertools.count(1)
         self._counters = CacheCounters()
-        self._evictor = Evictor(self._pool, self._ring, self._tree, self._moves, self._counters)
+        self._evictor = Evictor(self._pool, self._ring, self._tree, self._moves, self._counters, scorer or WorkOverAge())
 
     def __repr__(self) -> str:
         return f"SequenceCache({len(self._leases)} leases, {self._pool!r}, {self._ring!r}, {self._tree!r})"
@@ -122,8 +123,7 @@ class SequenceCache:
         self._leases[lease.serial] = lease
         if resume.snapshot is not None:
             lease.trail.append(resume.snapshot)
-            node = self._tree.node_of_snapshot(resume.snapshot.snapshot_id)
-            node.last_use = max(node.last_use, now)
+            self._evictor.used(resume.snapshot.snapshot_id, now)
         if not self._hybrid:
             self._tree.touch(resume.walk, now)
         self._await_moves(lease, len(absent), resume.walk)
@@ -175,7 +175,7 @@ class SequenceCache:
         if shallower == position:
             return None
         own = max((reserved for reserved in lease.reserved if reserved < position), default=0)
-        ref = self._ring.reserve(position, kind) or self._evictor.take_snapshot(position, max(shallower, own), kind, now)
+        ref = self._evictor.take_snapshot(tokens, position, max(shallower, own), kind, now)
         if ref is None:
             self._counters.num_skipped += 1
             return None
@@ -384,11 +384,12 @@ class SequenceCache:
                 lease.anchor = self._ring.ref(node.snapshot_id)
                 self._ring.release(ref)
                 return
-            self._ring.release(self._ring.ref(self._tree.swap(node, ref.snapshot_id)))
+            self._evictor.release_snapshot(self._tree.swap(node, ref.snapshot_id))
         else:
             self._tree.attach(node, ref.snapshot_id, now)
             self._counters.num_published += 1
         self._ring.mark_published(ref)
+        self._evictor.published(node, tokens[:position], now)
         lease.anchor = ref
         lease.trail.append(ref)
         if self._ring.is_pinned(ref.snapshot_id):

@@ -1,6 +1,7 @@
 """The hand that finds a low score, and the score itself."""
 
-from svc.memory.eviction import WINDOW, Hand, score
+from svc.memory.eviction import WINDOW, Hand
+from svc.memory.scoring import score
 
 
 def test_hand_moves_on() -> None:
