@@ -235,4 +235,5 @@ class Answer:
         assert self.finished is not None
         if self._text.stop_hit is not None:
             return "word"
-        return "eos" if self.finished.reason is FinishReason.STOP and not self._out_of_time else "limit"
+        cut_off = self._out_of_time or self._text.has_left_block
+        return "eos" if self.finished.reason is FinishReason.STOP and not cut_off else "limit"

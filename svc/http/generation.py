@@ -85,6 +85,7 @@ class Generation:
                 min_tokens=options.min_tokens,
                 parser=rules.parser(),
                 shown=rules.shown(service.tokenizer),
+                min_indent=options.min_indent,
             ),
             buffer=self.new_buffer(),
             metrics=service.metrics,
@@ -109,7 +110,7 @@ class Generation:
             queue_share=self._queue_share,
             on_token=answer.on_token,
             progress=options.stream and (options.return_progress or options.timings_per_token),
-            text_ends=bool(options.stop) or options.max_predict_s > 0 or rules.text_ends,
+            text_ends=bool(options.stop or options.min_indent) or options.max_predict_s > 0 or rules.text_ends,
             constraint=rules.constraint(service.tokenizer, service.model.vocab_size),
         )
         self._streams.append(service.engine.submit(request, answer.on_event))

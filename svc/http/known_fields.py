@@ -162,7 +162,7 @@ KNOWN_FIELDS: tuple[Known, ...] = (
     *_refused(ANSWERS, OFF, "include_stop_str_in_output", "no_stop_trim"),
     *_refused(ANSWERS, ON, "skip_special_tokens"),
     *_refused(ANSWERS, only("", []), "stop_regex"),
-    *_refused(ANSWERS, only(0), "n_indent"),
+    Known("n_indent", done=NATIVE, refused=TALKS | TEXT, unless=only(0)),
     *_refused(CHAT, only("medium"), "verbosity"),
     *_refused(TALKS, NULL, "audio", "web_search_options", "moderation"),
     *_refused(TALKS, TEXT_ONLY, "modalities"),

@@ -108,7 +108,7 @@ def _operation(route: Described, path: str, schemas: dict[Any, JsonObject]) -> J
 def _answer(route: Described, schemas: dict[Any, JsonObject]) -> JsonObject:
     if route.answer is str:
         return {"text/plain": {"schema": {"type": "string"}}}
-    streamed: JsonObject = {"text/event-stream": {"schema": {"type": "string"}}} if route.streams else {}
+    streamed: JsonObject = {"text/event-stream": {}} if route.streams else {}
     return _json(schemas[route.answer]) | streamed
 
 

@@ -31,6 +31,7 @@ MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 MAX_TEMPERATURE = 100.0
 MAX_PENALTY = 100.0
+MAX_INDENT = 2**16
 LIMIT_NAMES = ("max_tokens", "n_predict", "num_predict", "max_new_tokens")  # of the answer's length: the first given counts
 OTHER_NAMES = {
     "max_tokens": ("max_completion_tokens", *LIMIT_NAMES),
@@ -54,6 +55,7 @@ class GenerationOptions:
     banned: tuple[int, ...] = ()
     samplers: SamplerFields = NO_FIELDS  # as asked for; `params` has what comes of them
     max_predict_s: float = 0.0  # end at a time limit once a line is complete; 0: none
+    min_indent: int = 0  # end at a line that is indented less
     use_cache: bool = True
     stream: bool = False
     include_usage: bool = False  # in a stream; a whole answer always has it
@@ -132,7 +134,9 @@ def native_options(body: NativeIn, vocabulary: Vocabulary, unsaid: Mapping[str, 
     max_tokens = _limit(body, ("n_predict", *LIMIT_NAMES), None, negative_is_none=True)
     num_logprobs = _at_least(None, body)
     max_predict_ms = number("t_max_predict_ms", body.t_max_predict_ms, 0, -1, 1e9)
-    return _options(body, vocabulary, LLAMA, num_logprobs, max_tokens, max_predict_ms)
+    min_indent = integer("n_indent", body.n_indent, 0, 0, MAX_INDENT)
+    options = _options(body, vocabulary, LLAMA, num_logprobs, max_tokens, max_predict_ms)
+    return replace(options, min_indent=min_indent)
 
 
 def _fill_in(body: GenerationIn, unsaid: Mapping[str, float]) -> None:

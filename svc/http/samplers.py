@@ -13,7 +13,7 @@ import msgspec
 from svc.compute.sampling.params import SamplingParams
 from svc.compute.sampling.steps import USUAL_ORDER, AdaptiveP, Breakers, Dry, Mirostat, SamplingSteps, Step
 from svc.errors import RequestError
-from svc.http.fields import integer, number, same, shown, unsupported
+from svc.http.fields import integer, number, same, shown
 from svc.http.schema import AnswerIn
 from svc.http.text.tokenizer import Tokenizer
 
@@ -117,15 +117,14 @@ def set_dynamic_temperature(body: AnswerIn) -> None:
 def enabled_samplers(value: str | list[str] | None) -> tuple[str, ...]:
     """The samplers to run, in order; None is all in the usual one.
 
-    `value` is a list of names, or a text with a letter for each. A name of a sampler that does not exist counts for nothing.
+    `value` is a list of names, or a text with a letter for each. A name of a sampler that does not exist counts for nothing, and so
+    does "infill", which llama.vim always names: llama-server's merges tokens that begin alike, behind the other samplers.
     """
     if value is None:
         return SAMPLERS
     if len(value) > MAX_NAMES:
         raise RequestError(f"samplers has {len(value)} names; at most {MAX_NAMES} are allowed.", param="samplers")
     names = [_LETTERS.get(letter, "") for letter in value] if isinstance(value, str) else [_name(name) for name in value]
-    if "infill" in names:
-        raise unsupported("samplers", shown(value))
     return tuple(name for name in dict.fromkeys(names) if name in SAMPLERS)
 
 

@@ -147,6 +147,7 @@ class NativeIn(GenerationIn, kw_only=True):
     return_tokens: bool | None = None
     response_fields: list[str] | None = None
     t_max_predict_ms: float | None = None
+    n_indent: Whole | None = None
 
 
 class InfillIn(NativeIn, kw_only=True):

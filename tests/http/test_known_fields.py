@@ -171,11 +171,13 @@ OTHER_EFFECTS: dict[Route, dict[str, Any]] = {
     ANTHROPIC: {"tool_choice": ({"tools": [{"name": "f"}]}, {"type": "none"}), "tools": [{"name": "f"}]},
     RESPONSES: {"tools": [{"type": "function", "name": "f"}], "top_logprobs": 3},
 }
-# A number that `n` must equal; usage and the whole form always come; comments are for a silence that there is none of here.
+# A number that `n` must equal; usage and the whole form always come; the indentation of lines, and comments for a silence: there
+# are neither here.
 ONLY_CHECKED = {
     (TEXT, "best_of"),
     (NATIVE, "stream_options"),
     (NATIVE, "verbose"),
+    (NATIVE, "n_indent"),
     *((route, "sse_ping_interval") for route in PATHS),
 }
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from svc.http.text.answer_parts import ContentText, Part
 from svc.http.text.detokenizer import Detokenizer
+from svc.http.text.indentation import IndentationCheck
 from svc.http.text.stop_strings import StopChecker, StopStrings
 from svc.http.text.tokenizer import Tokenizer
 
@@ -45,11 +46,12 @@ class AnswerText:
         show_control: bool = False,
         parser: TextParser | None = None,
         shown: Container[int] = (),
+        min_indent: int = 0,
     ) -> None:
         """A stop string counts only where all of it lies behind the first `min_tokens` tokens.
 
         It may spell control tokens, which have no text in the answer unless `show_control`, or if they are `shown`: the tags that
-        the parser looks for. Without a `parser` all is content.
+        the parser looks for. Without a `parser` all is content. `min_indent`: the white space that lines begin with, but the first.
         """
         self._detokenizer = Detokenizer(tokenizer, show_control=show_control, shown=shown)
         self._checker = StopChecker(stop) if stop is not None else None
@@ -58,6 +60,7 @@ class AnswerText:
         self.reasoning_tokens = 0  # those in which the answer was reasoning, its tags included
         self._unchecked_tokens = min_tokens
         self._parser = parser
+        self._indentation = IndentationCheck(min_indent) if min_indent else None
 
     @property
     def stop_hit(self) -> str | None:
@@ -65,9 +68,16 @@ class AnswerText:
         return self._checker.hit if self._checker else None
 
     @property
+    def has_left_block(self) -> bool:
+        """Whether a line was not indented enough: nothing more comes out."""
+        return self._indentation is not None and self._indentation.hit
+
+    @property
     def complete(self) -> bool:
-        """Whether the answer ends here: at a stop string, or with all the tool calls that it may have."""
+        """Whether the answer ends here: at a stop string, at a line, or with all the tool calls that it may have."""
         checker, parser = self._checker, self._parser
+        if self.has_left_block:
+            return True
         return (checker is not None and checker.hit is not None) or (parser is not None and parser.has_all_calls)
 
     @property
@@ -108,6 +118,8 @@ class AnswerText:
         return parts if self._parser is None else [*parts, *self._parser.end()]
 
     def _parts(self, text: str) -> Sequence[Part]:
+        if self._indentation is not None:
+            text = self._indentation.push(text)
         if not text:
             return ()
         self.has_new_line = self.has_new_line or "\n" in text
