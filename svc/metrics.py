@@ -1,8 +1,10 @@
 """All metrics, published for Prometheus. The engine's own counters are read at scrape time; this file keeps the histograms.
 
 Names follow those of other inference servers, with `headrace_` in front, so that their dashboards need little change.
+llama-server's are there as they are.
 """
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from svc.llama_metrics import LlamaCollector
 from svc.slots.events import Finished
 from svc.slots.request import Request
 from svc.slots.stats import EngineStats
@@ -41,6 +44,8 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the number of series
         self.registry = CollectorRegistry()
+        self.start_s = time.time()
+        self._llama: LlamaCollector | None = None  # None until an engine is followed
         ProcessCollector(registry=self.registry)  # process_*: memory, descriptors, start time
         self._first = self._seconds("time_to_first_token_seconds", "From the arrival of an HTTP request to its first token")
         self._next = TokenHistogram(PREFIX + "inter_token_latency_seconds", "Between two tokens of an answer", _SECONDS)
@@ -83,6 +88,8 @@ class Metrics:
         self._prefill.observe(timing.prefill_s)
         self._decode.observe(timing.decode_s)
         self._rewind.observe(max(0, cache.matched_tokens - cache.resumed_at))
+        if self._llama is not None:
+            self._llama.finished(timing, usage)
         if cache.reason:  # it had a slot
             evaluated = usage.prompt_tokens - usage.cached_tokens
             self._reprocessed.labels(cache.reason).inc(evaluated)
@@ -103,7 +110,9 @@ class Metrics:
 
     def follow(self, stats: Callable[[], EngineStats]) -> None:
         """Publishes the engine's own numbers, read at each scrape."""
+        self._llama = LlamaCollector(stats)
         self.registry.register(_EngineCollector(stats))
+        self.registry.register(self._llama)
 
     def follow_readiness(self, readiness: Callable[[], str], states: Sequence[str]) -> None:
         """Publishes which of `states` the server is in. Works before the model is loaded."""

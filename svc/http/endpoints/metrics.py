@@ -6,5 +6,7 @@ from svc.http.service import METRICS
 
 
 async def scrape(request: web.Request) -> web.Response:
-    body, content_type = request.app[METRICS].render(request.headers.get("Accept", ""))
-    return web.Response(body=body, headers={"Content-Type": content_type})
+    metrics = request.app[METRICS]
+    body, content_type = metrics.render(request.headers.get("Accept", ""))
+    started = str(int(metrics.start_s))  # llama-server's word for when its counters began
+    return web.Response(body=body, headers={"Content-Type": content_type, "Process-Start-Time-Unix": started})

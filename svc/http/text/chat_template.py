@@ -6,6 +6,7 @@ marker character inside whatever could spell a control token; the rendered text 
 """
 
 import json
+import re
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from svc.http.text.tokenizer import Tokenizer
 from svc.memory.placement import Boundary
 
 _UNLIMITED = PromptLimit(sys.maxsize, "messages")
+_ASKS_FOR_FUNCTIONS = re.compile(r"\bfunctions\s+is\b")  # defined, or none
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"})
 
 
@@ -56,10 +58,9 @@ class ChatTemplate:
         except Exception as error:  # the compiler raises more than TemplateSyntaxError (RecursionError, SyntaxError)
             raise ModelFileError(f"the chat template does not compile: {error}") from error
         self._guard = ControlGuard(tokenizer.control_tokens)
-        self._specials = {
-            name: tokenizer.token_text(token_id)
+        self._specials = {  # texts also where there is none: some templates put them in front of another without asking
+            name: "" if token_id is None else tokenizer.token_text(token_id)
             for name, token_id in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id))
-            if token_id is not None
         }
         self._names = names_read(source)
         self._habits = probe_habits(lambda messages, tools: self._call(_Conversation(messages, tools), None), self._names)
@@ -177,8 +178,11 @@ class ChatTemplate:
         today = self._now()  # the names are those of Llama 3 and of Firefunction
         variables: dict[str, Any] = {"documents": None}
         variables |= {"date_string": today.strftime("%d %b %Y"), "datetime": today.strftime("%b %d %Y")}
-        if conversation.tools and "functions" in self._names:  # some templates want the tools as a text
-            variables["functions"] = json.dumps(conversation.tools, ensure_ascii=False, indent=4)
+        if "functions" in self._names:  # some templates want the tools as a text, also of none: those that do not ask
+            if conversation.tools:
+                variables["functions"] = json.dumps(conversation.tools, ensure_ascii=False, indent=4)
+            elif not _ASKS_FOR_FUNCTIONS.search(self.source):
+                variables["functions"] = ""
         variables |= conversation.kwargs | self._specials
         variables |= {
             "messages": conversation.messages,

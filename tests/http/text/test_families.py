@@ -214,8 +214,11 @@ def test_variables() -> None:
     harmony = FAMILIES["harmony"].template()
     assert "Reasoning: high" in harmony.render([USER], add_generation_prompt=True, kwargs={"reasoning_effort": "high"})
     assert "hm<|end|>" in harmony.render([USER, _call("{}") | {"reasoning": "hm"}, RESULT], add_generation_prompt=True)
+    without_bos = ChatTemplate("{% set start = bos_token + 'x' %}{{ start }}", FAMILIES["hermes"].tokenizer())
+    assert without_bos.render([USER], add_generation_prompt=True) == "x"
     functions = ChatTemplate("{{ functions }}", FAMILIES["hermes"].tokenizer())
     assert functions.render([USER], tools=TOOLS, add_generation_prompt=True).startswith('[\n    {\n        "type": "function"')
+    assert functions.render([USER], add_generation_prompt=True) == ""  # Firefunction puts it behind a text without asking
     assert (
         ChatTemplate("{{ functions is defined }}", FAMILIES["hermes"].tokenizer()).render([USER], add_generation_prompt=True)
         == "False"
