@@ -27,7 +27,6 @@ from svc.http.text.tokenizer import Tokenizer
 from svc.memory.placement import Boundary
 
 _UNLIMITED = PromptLimit(sys.maxsize, "messages")
-_ASKS_FOR_FUNCTIONS = re.compile(r"\bfunctions\s+is\b")  # defined, or none
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"})
 
 
@@ -58,9 +57,10 @@ class ChatTemplate:
         except Exception as error:  # the compiler raises more than TemplateSyntaxError (RecursionError, SyntaxError)
             raise ModelFileError(f"the chat template does not compile: {error}") from error
         self._guard = ControlGuard(tokenizer.control_tokens)
-        self._specials = {  # texts also where there is none: some templates put them in front of another without asking
+        self._specials = {
             name: "" if token_id is None else tokenizer.token_text(token_id)
             for name, token_id in (("bos_token", tokenizer.bos_id), ("eos_token", tokenizer.eos_id))
+            if token_id is not None or not self._asks_for(name)
         }
         self._names = names_read(source)
         self._habits = probe_habits(lambda messages, tools: self._call(_Conversation(messages, tools), None), self._names)
@@ -174,14 +174,18 @@ class ChatTemplate:
             return before.removesuffix(last[len(last.rstrip()) :])
         return before
 
+    def _asks_for(self, variable: str) -> bool:
+        """Whether the template looks if there is one (`is defined`, `is not none`). One that does not may put it behind a text."""
+        return re.search(rf"\b{variable}\s+is\b", self.source) is not None
+
     def _call(self, conversation: "_Conversation", marker: Marker | None) -> str:
         today = self._now()  # the names are those of Llama 3 and of Firefunction
         variables: dict[str, Any] = {"documents": None}
         variables |= {"date_string": today.strftime("%d %b %Y"), "datetime": today.strftime("%b %d %Y")}
-        if "functions" in self._names:  # some templates want the tools as a text, also of none: those that do not ask
+        if "functions" in self._names:  # some templates want the tools as a text
             if conversation.tools:
                 variables["functions"] = json.dumps(conversation.tools, ensure_ascii=False, indent=4)
-            elif not _ASKS_FOR_FUNCTIONS.search(self.source):
+            elif not self._asks_for("functions"):
                 variables["functions"] = ""
         variables |= conversation.kwargs | self._specials
         variables |= {
