@@ -75,6 +75,14 @@ test-real: $(VENV)/.installed-dev ## fetch real models, compare with llama.cpp: 
 	@$(BIN)/python ops/real_models/fetch.py all
 	@$(BIN)/python -m pytest tests/real --llama-cpp "$(LLAMA_CPP)" $(ARGS)
 
+.PHONY: test-agents
+test-agents: $(VENV)/.installed-dev ## install aider, opencode, Qwen Code and Codex CLI; each does a task with the 1.5B model (minutes each)
+	@$(BIN)/python ops/real_models/fetch.py qwen2.5-coder-1.5b
+	@test -x .venv-agents/bin/python || $(PYTHON) -m venv .venv-agents
+	@.venv-agents/bin/python -m pip install --quiet --disable-pip-version-check -r tests/real/agents/requirements.txt
+	@npm install --prefix tests/real/agents --no-package-lock --no-fund --no-audit --silent
+	@$(BIN)/python -m pytest tests/real/test_agents.py $(ARGS)
+
 .PHONY: test-peer
 test-peer: $(VENV)/.installed-dev ## llama.cpp's own server tests against Headrace (fetches them; ARGS= names some)
 	@$(BIN)/python -m tests.peer_suite $(ARGS)

@@ -1,7 +1,9 @@
 """What the documents name is there: files, folders, modules and the targets of links."""
 
 import importlib.util
+import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +16,9 @@ OUR_SUFFIXES = ("py", "c", "h", "cu", "cuh", "toml", "md", "service", "sh", "jin
 FILE = re.compile(rf"(?<![\w./<>~$-])((?:[\w-]+/)*[\w-]+\.(?:{'|'.join(OUR_SUFFIXES)}))(?![\w/*-])")
 FOLDER = re.compile(r"`((?:[\w-]+/)*[\w-]+/)`")
 MODULE = re.compile(r"-m ((?:tests|svc)[\w.]*)")
+BLOCK = re.compile(r"^```(json|toml)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
-OTHERS = {"Python.h", "report.md", "dist/"}  # CPython's, and what commands write
+OTHERS = {"Python.h", "report.md", "dist/", "short.md"}  # CPython's, what commands write, and what users do
 
 
 def names(text: str) -> Iterator[str]:
@@ -40,6 +43,13 @@ def test_named_files_exist(document: Path) -> None:
     assert [name for name in names(text) if name not in there] == []
     assert [name for name in LINK.findall(text) if not (document.parent / name).exists()] == []
     assert [name for name in MODULE.findall(text) if importlib.util.find_spec(name) is None] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_configuration_to_copy(document: Path) -> None:
+    """A file that a document shows is what its language allows."""
+    for language, content in BLOCK.findall(document.read_text()):
+        {"json": json.loads, "toml": tomllib.loads}[language](content)
 
 
 def test_what_counts_as_a_name() -> None:
