@@ -201,10 +201,13 @@ OUTSIDE = re.compile(
 )  # fmt: skip
 
 
+INSTALLED = "node_modules"  # others' files, where clients are installed
+
+
 def text_files() -> list[Path]:
     suffixes = {".py", ".md", ".c", ".h", ".cu", ".cuh", ".cpp", ".toml", ".yml", ".in", ".sh"}
     folders = [ROOT / name for name in ("svc", "cuda_src", "tests", "docs", "ops")]
-    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in suffixes]
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in suffixes and INSTALLED not in path.parts]
     return sorted([*files, *ROOT.glob("*.md"), ROOT / "setup.py", ROOT / "pyproject.toml", ROOT / "Makefile"])
 
 
