@@ -6,8 +6,10 @@ from svc.http.fields import naming
 from svc.http.grammar_fields import AnswerGrammar
 from svc.http.text.answer_format import NO_FORMAT, AnswerFormat
 from svc.http.text.answer_parser import AnswerParser
+from svc.http.text.answer_text import TextParser
 from svc.http.text.grammar.compiler import CompiledGrammar, GrammarCompiler
 from svc.http.text.reasoning import ReasoningTags
+from svc.http.text.reasoning_in_content import ReasoningInContent
 from svc.http.text.thinking_budget import ThinkingBudget
 from svc.http.text.tokenizer import Tokenizer
 from svc.http.text.tool_calls.offered_tools import OfferedTools
@@ -23,6 +25,7 @@ class AnswerRules:
     max_calls: int | None = None  # the answer ends with the last of them
     tags: ReasoningTags | None = None  # what the model reasons in, parted or not; None: it does not
     inside: bool = False  # the prompt has opened the reasoning
+    reasoning_in_content: bool = False  # as well as parted from it
     grammar: CompiledGrammar | None = None  # of what follows the reasoning
     thinking_budget: int | None = None
 
@@ -31,16 +34,19 @@ class AnswerRules:
         """Whether the text may end the answer."""
         return self.max_calls is not None and self.format.calls is not None
 
-    def parser(self) -> AnswerParser | None:
+    def parser(self) -> TextParser | None:
         if self.format.reasoning is None and self.format.calls is None:
             return None
-        return AnswerParser(
+        parser = AnswerParser(
             reasoning=self.format.reasoning,
             inside=self.inside,
             calls=self.format.calls,
             tools=self.tools,
             max_calls=self.max_calls,
         )
+        if self.reasoning_in_content and self.format.reasoning is not None:
+            return ReasoningInContent(parser, self.format.reasoning)
+        return parser
 
     def shown(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Control tokens that are tags for the parser, and therefore text."""

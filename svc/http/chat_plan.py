@@ -45,7 +45,7 @@ class ChatPlan:
 
     @property
     def needs_grammar(self) -> bool:
-        return self.grammar is not None or self.tools.required or self.tools.has_strict
+        return self.grammar is not None or self.tools.required or self.tools.has_strict or self.tools.some_only
 
 
 def plan_chat(body: ChatIn, service: Service, masked_where: tuple[MaskHeaders, ...] = EVERYWHERE) -> ChatPlan:
@@ -58,11 +58,11 @@ def plan_chat(body: ChatIn, service: Service, masked_where: tuple[MaskHeaders, .
     _check_combination(body, tools, grammar)
     form = service.answer_format
     prompt, masked_lines = _prompt(body, service, tools, masked_where)
-    parted = _reasoning_format(body, service) is ReasoningFormat.PARTED
+    parted = reasoning_format(body, service) is not ReasoningFormat.IN_CONTENT
     tags, inside = _reasoning(prompt, form.reasoning, service.tokenizer)
     rules = AnswerRules(
         format=AnswerFormat(form.reasoning if parted else None, (form.calls or FORM) if tools.offered else None),
-        tools=OfferedTools(tools.offered),
+        tools=OfferedTools(tools.callable_offers),
         max_calls=1 if tools.offered and not tools.parallel else None,
         tags=tags,
         inside=inside,
@@ -182,7 +182,7 @@ def _reasoning(prompt: PromptTokens, tags: ReasoningTags | None, tokenizer: Toke
     return (None if tags.close in tail else tags), False
 
 
-def _reasoning_format(body: ChatIn, service: Service) -> ReasoningFormat:
+def reasoning_format(body: ChatIn, service: Service) -> ReasoningFormat:
     if body.separate_reasoning is False:
         return ReasoningFormat.IN_CONTENT
     name = body.reasoning_format

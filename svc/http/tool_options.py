@@ -23,6 +23,13 @@ class ToolOptions:
     callable: tuple[CallableTool, ...] = ()
     required: bool = False  # the answer is calls and nothing else
     parallel: bool = True  # more than one
+    some_only: bool = False  # not all that are offered are callable
+
+    @property
+    def callable_offers(self) -> tuple[JsonObject, ...]:
+        """Those of `offered` that may be called."""
+        names = {tool.name for tool in self.callable}
+        return tuple(tool for tool in self.offered if tool.get("function", tool).get("name") in names)
 
     @property
     def has_strict(self) -> bool:
@@ -53,7 +60,7 @@ def tool_options(
             if all(tool.name != name for tool in known):
                 raise RequestError(f"tool_choice names {shown(name)}, which is not among the tools.", param="tool_choice")
     offered = tuple(map(in_order, tools or ())) if canonical else tuple(tools or ())
-    return ToolOptions(offered, tuple(allowed), mode == "required", parallel is not False)
+    return ToolOptions(offered, tuple(allowed), mode == "required", parallel is not False, len(allowed) < len(known))
 
 
 def in_order(value: Any, depth: int = 0) -> Any:
@@ -104,6 +111,8 @@ def _allowed(value: Any) -> tuple[str, list[str] | None]:
     tools = value.get("tools") if isinstance(value, dict) else None
     if not isinstance(tools, list) or value.get("mode", "auto") not in ("auto", "required"):
         raise RequestError(f"{param} must have a mode (auto or required) and a list of tools.", param=param)
+    if not tools:
+        raise RequestError(f"{param}.tools must name a tool; for none of them tool_choice is none.", param=f"{param}.tools")
     functions = [tool.get("function", tool) if isinstance(tool, dict) else tool for tool in tools]
     return value.get("mode", "auto"), [_name(function, f"{param}.tools[{n}]") for n, function in enumerate(functions)]
 

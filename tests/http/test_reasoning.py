@@ -65,6 +65,8 @@ async def test_a_stream_of_reasoning() -> None:
     [
         ({"reasoning_format": "none"}, SAID, None),
         ({"reasoning_format": "deepseek"}, "Four.", "Let me think."),
+        ({"reasoning_format": "deepseek-legacy"}, "<think>Let me think.</think>Four.", "Let me think."),
+        ({"reasoning_format": "deepseek-legacy", "include_reasoning": False}, "Four.", None),
         ({"separate_reasoning": False}, SAID, None),
         ({"include_reasoning": False}, "Four.", None),
         ({"reasoning": {"exclude": True}}, "Four.", None),

@@ -155,6 +155,32 @@ async def test_allowed_tools_and_the_prompt() -> None:
         assert list(at.engine.sequences[0].request.prompt)[:8] == ids("<|im_start|>tools\n2")
 
 
+async def test_allowed_tools_of_a_free_answer() -> None:
+    """In mode auto too: a call that begins is one of the allowed, and names no other. The prompt offers all."""
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [CLOCK]}}
+    fields = {"tool_choice": choice, "max_tokens": 200, "parallel_tool_calls": False}
+    for seed in range(3):
+        found = await _whole(obedient(seed, '<tool_call>\n{"name": "'), **fields)
+        assert _calls(found) == [("clock", {})]
+    assert (await _whole(saying("No."), **fields))["message"]["content"] == "No."
+    async with serving(FakeEngine(saying("x"))) as at:
+        await at.post(CHAT, BODY | fields)
+        everything = {"mode": "auto", "tools": [WEATHER, CLOCK]}
+        await at.post(CHAT, BODY | {"tool_choice": {"type": "allowed_tools", "allowed_tools": everything}})
+    some, all_ = (sequence.request for sequence in at.engine.sequences)
+    assert list(some.prompt)[:8] == ids("<|im_start|>tools\n2")
+    assert (some.constraint is None, all_.constraint is None) == (False, True)
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_a_list_of_no_allowed_tools_is_refused(mode: str) -> None:
+    """The error names it."""
+    async with serving(FakeEngine()) as at:
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": []}}
+        status, answer = await at.post(CHAT, BODY | {"tool_choice": choice})
+    assert (status, answer["error"]["param"]) == (400, "tool_choice.allowed_tools.tools")
+
+
 @BOTH
 async def test_a_call_or_an_answer_of_a_form(ask: Any) -> None:
     """Tools beside a response format: the answer is one of the two, and nothing else."""

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 
 from aiohttp import web
 from msgspec import UNSET, Raw, UnsetType
@@ -9,7 +10,16 @@ from msgspec import UNSET, Raw, UnsetType
 from svc.http.answer import Answer, AnswerBuffer, TextDelta
 from svc.http.body import with_body
 from svc.http.chat_parts import deltas_of, message_of
-from svc.http.chat_plan import ChatPlan, chat_template, compiled, conversation, count_prompt, offered_tools, plan_chat
+from svc.http.chat_plan import (
+    ChatPlan,
+    chat_template,
+    compiled,
+    conversation,
+    count_prompt,
+    offered_tools,
+    plan_chat,
+    reasoning_format,
+)
 from svc.http.decoding import decode
 from svc.http.endpoints.native import NativeDialect
 from svc.http.errors import ApiError
@@ -33,6 +43,7 @@ from svc.http.service import DOOR, Service
 from svc.http.sse import DONE, HOLE, EventTemplate, event
 from svc.http.text.answer_parts import ContentText, Part, ReasoningText
 from svc.http.text.prompt_limit import PromptLimit
+from svc.http.text.reasoning import ReasoningFormat
 from svc.http.text_threads import TEXT_THREADS
 from svc.http.timings import progress_of, timings_of, timings_so_far
 from svc.slots.events import Progress
@@ -47,7 +58,11 @@ async def create(request: web.Request) -> web.StreamResponse:
 
 
 def _plan(raw: bytearray, service: Service) -> ChatPlan:
-    return plan_chat(decode(ChatIn, raw), service)
+    body = decode(ChatIn, raw)
+    plan = plan_chat(body, service)
+    if plan.show_reasoning and reasoning_format(body, service) is ReasoningFormat.BOTH:
+        return replace(plan, rules=replace(plan.rules, reasoning_in_content=True))
+    return plan
 
 
 async def count_tokens(request: web.Request) -> web.Response:

@@ -17,7 +17,9 @@ from svc.http.text.tokenizer import Tokenizer
 class TextParser(Protocol):
     """Divides one answer's text into parts. It decides on the text alone, never on where a piece of it ends."""
 
-    in_reasoning: bool
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the text so far ends in reasoning."""
 
     @property
     def num_calls(self) -> int:

@@ -21,12 +21,14 @@ class ReasoningFormat(Enum):
 
     PARTED = "parted"  # it has fields of its own
     IN_CONTENT = "in content"  # it stays there, tags and all
+    BOTH = "both"  # it has fields of its own, and is in the content of chats too, between its tags
 
 
 # llama-server's names.
 REASONING_FORMATS = {
     "auto": ReasoningFormat.PARTED,
     "deepseek": ReasoningFormat.PARTED,
+    "deepseek-legacy": ReasoningFormat.BOTH,
     "none": ReasoningFormat.IN_CONTENT,
 }
 
