@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Protocol, get_args
 import msgspec
 from msgspec import Meta
 
+from svc.chat_settings import ChatSettings
 from svc.errors import ConfigError
 from svc.sampling_defaults import SamplingDefaults
 from svc.sizes import format_size, parse_size
@@ -28,6 +29,7 @@ CONFIG_FILE_VARIABLE = "HEADRACE_CONFIG"
 SIZE = {"size": True}  # marks a field that may be written "4GiB"
 # Several KEY=TYPE:VALUE in one text: a comma belongs to the value unless KEY=TYPE: follows.
 PAIRS = {"metavar": "KEY=TYPE:VALUE", "separator": r",(?=[^,=]+=(?:int|float|bool|str):)"}
+NAMES = {"metavar": "NAME", "separator": r"\s*,\s*"}
 ORIGINS = {"metavar": "ORIGIN", "separator": r"\s*,\s*"}
 
 PositiveSize = Annotated[int, Meta(ge=1)]
@@ -36,7 +38,7 @@ AutoOrNone = Annotated[int, Meta(ge=0)] | Literal["auto"]  # 0: none
 Kind = Literal["switch", "size", "integer", "number", "choice", "text", "list"]
 
 
-class Config(SamplingDefaults, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Config(ChatSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every setting of a server. Sizes are bytes, times seconds unless the name ends in `_ms`."""
 
     model: Annotated[
@@ -50,6 +52,14 @@ class Config(SamplingDefaults, frozen=True, kw_only=True, forbid_unknown_fields=
         str | None,
         Meta(description="name clients see in /v1/models and in answers; unset: the file's own name", examples=["my-model"]),
     ] = None
+    model_aliases: Annotated[
+        tuple[str, ...],
+        Meta(description="other names of the model that requests may say; /v1/models lists them", examples=["fast"], extra=NAMES),
+    ] = ()
+    model_tags: Annotated[
+        tuple[str, ...],
+        Meta(description="words that /v1/models says of the model, for clients that sort by them", examples=["code"], extra=NAMES),
+    ] = ()
     strict_model_name: Annotated[bool, Meta(description="answer 404 to a request that names another model; false: serve it")] = (
         False
     )
@@ -57,39 +67,6 @@ class Config(SamplingDefaults, frozen=True, kw_only=True, forbid_unknown_fields=
         str | None,
         Meta(description="Jinja chat template to use instead of the one in the model file", examples=["/etc/headrace/chat.jinja"]),
     ] = None
-    prefill_assistant: Annotated[
-        bool,
-        Meta(description="continue the last message of a conversation that ends with the assistant's, as llama-server does"),
-    ] = False
-    tool_call_format: Annotated[
-        Literal["auto", "hermes", "qwen-xml", "llama-json", "mistral-list", "mistral"],
-        Meta(description="how the model writes tool calls; auto: as its chat template does"),
-    ] = "auto"
-    reasoning_format: Annotated[
-        Literal["auto", "deepseek", "none"],
-        Meta(description="where chat answers have reasoning; auto, deepseek: in fields of its own; none: in the content with tags"),
-    ] = "auto"
-    reasoning_fields: Annotated[
-        Literal["both", "reasoning_content", "reasoning", "none"],
-        Meta(
-            description="field of a chat message that carries reasoning; both: clients read one or the other; none: it is left out"
-        ),
-    ] = "both"
-    thinking: Annotated[
-        Literal["auto", "on", "off"],
-        Meta(description="whether models that can reason do where a request does not say; auto: as the chat template decides"),
-    ] = "auto"
-    thinking_budget: Annotated[
-        int, Meta(ge=-1, le=2**24, description="most tokens an answer may reason where a request does not say; -1: no limit")
-    ] = -1
-    canonical_tools: Annotated[
-        bool,
-        Meta(description="write the keys of tools in one order: clients that change it with every request spoil the cache"),
-    ] = False
-    mask_headers: Annotated[
-        Literal["messages", "all", "off"],
-        Meta(description="where lines that change with every request (x-anthropic-billing-header) are left out of the system text"),
-    ] = "messages"
     override_kv: Annotated[
         tuple[str, ...],
         Meta(
@@ -405,7 +382,7 @@ def _options() -> Iterator[Option]:
     """The rows, derived from `Config`."""
     hints = msgspec.inspect.type_info(Config)
     assert isinstance(hints, msgspec.inspect.StructType)
-    annotations = {**Config.__annotations__, **SamplingDefaults.__annotations__}
+    annotations = {**Config.__annotations__, **ChatSettings.__annotations__, **SamplingDefaults.__annotations__}
     for field in sorted(hints.fields, key=lambda field: list(annotations).index(field.name)):
         assert isinstance(field.type, msgspec.inspect.Metadata)
         schema = field.type.extra_json_schema or {}

@@ -14,7 +14,8 @@ LONGEST_FILE_LINES = 450
 # config and errors, and a package may import itself.
 MAY_IMPORT = {
     "svc.errors": (),
-    "svc.config": ("svc.sizes", "svc.sampling_defaults"),
+    "svc.config": ("svc.sizes", "svc.sampling_defaults", "svc.chat_settings"),
+    "svc.chat_settings": ("svc.sampling_defaults",),
     "svc.sampling_defaults": (),
     "svc.sizes": (),
     "svc.line_writer": (),

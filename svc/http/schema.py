@@ -377,6 +377,8 @@ class ModelOut(Struct):
     created: int
     max_model_len: int
     meta: JsonObject
+    aliases: list[str] = []  # all names, as llama-server has it; none where there is one name only
+    tags: list[str] = []
     object: str = "model"
     owned_by: str = "headrace"
 

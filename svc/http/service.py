@@ -63,6 +63,11 @@ class ModelInfo:
     meta: JsonObject  # llama-server's names: n_ctx_train, n_embd, n_vocab, size, n_params
     strict_name: bool = False  # whether a request must name it right
     path: str = ""  # of its file
+    aliases: tuple[str, ...] = ()  # other names that requests may say
+    tags: tuple[str, ...] = ()  # the operator's words for it
+
+    def is_called(self, name: str) -> bool:
+        return name == self.name or name in self.aliases
 
 
 MaskHeaders = Literal["messages", "all", "off"]
@@ -106,7 +111,7 @@ class Service:
 
     def check_model(self, asked: str | None) -> None:
         """404 for another model's name, if the configuration wants that."""
-        if self.model.strict_name and asked is not None and asked != self.model.name:
+        if self.model.strict_name and asked is not None and not self.model.is_called(asked):
             raise model_not_found(asked)
 
 

@@ -81,6 +81,8 @@ async def serving(
     *,
     keep_alive_s: float = 30.0,
     strict_name: bool = False,
+    aliases: tuple[str, ...] = (),
+    tags: tuple[str, ...] = (),
     template: bool | ChatTemplate = True,
     loaded: bool = True,
     max_body_bytes: int = 2**20,
@@ -113,7 +115,7 @@ async def serving(
         engine.on_finished = metrics.finished
         metrics.follow(engine.stats)
         service = service_of(engine, metrics, keep_alive_s, strict_name, template)
-        model = replace(service.model, vocab_size=vocab_size)
+        model = replace(service.model, vocab_size=vocab_size, aliases=aliases, tags=tags)
         settings: dict[str, Any] = {"show_prompts": show_prompts, "prefill_assistant": prefill_assistant}
         settings |= {"max_body_bytes": max_body_bytes, "answers": answers or AnswerSettings(), "mask_headers": mask_headers}
         door.open(replace(service, model=model, **settings))

@@ -295,6 +295,22 @@ async def test_model_name_is_checked_only_if_configured() -> None:
         assert (await at.post(CHAT, {"messages": USER}))[0] == 200
 
 
+async def test_aliases_and_tags() -> None:
+    """A request may say any of the names; answers say the first. llama-server lists all of them, and the tags."""
+    async with serving(FakeEngine(saying("x")), strict_name=True, aliases=("fast", "a/b"), tags=("code",)) as at:
+        _, models = await at.get("/v1/models")
+        (model,) = models["data"]
+        assert (model["id"], model["aliases"], model["tags"]) == ("tiny/model", ["tiny/model", "fast", "a/b"], ["code"])
+        assert await at.get("/v1/models/a/b") == (200, model)
+        status, answer = await at.post(CHAT, {"messages": USER, "model": "fast"})
+        assert (status, answer["model"]) == (200, "tiny/model")
+        assert (await at.post(CHAT, {"messages": USER, "model": "slow"}))[0] == 404
+        assert (await at.get("/props"))[1]["model_alias"] == "tiny/model"
+    async with serving(FakeEngine()) as at:
+        (model,) = (await at.get("/v1/models"))[1]["data"]
+    assert (model["aliases"], model["tags"]) == ([], [])
+
+
 async def test_body_beyond_the_limit() -> None:
     """413 that says the limit."""
     async with serving(FakeEngine(saying("x")), max_body_bytes=1000) as at:

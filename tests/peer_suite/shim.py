@@ -21,7 +21,7 @@ RENAMED = {
     "--port": "--port",
     "--threads": "--threads",
     "--reasoning-format": "--reasoning-format",
-    "--alias": "--model-name",
+    "--tags": "--model-tags",
     "--temp": "--default-temperature",
     "--seed": "--default-seed",
     "--n-predict": "--default-max-tokens",
@@ -54,6 +54,9 @@ def translated(flags: dict[str, str]) -> list[str]:
     for flag, name in RENAMED.items():
         if flags.get(flag, "-1") != "-1":  # its word for "no limit"
             out += [name, flags[flag]]
+    if "--alias" in flags:
+        name, *aliases = sorted(flags["--alias"].split(","))  # the first is the model's, as there
+        out += ["--model-name", name, *(["--model-aliases", ",".join(aliases)] if aliases else [])]
     if "--reasoning" in flags:
         out += ["--thinking", THINKING[flags["--reasoning"]]]
     if "--batch-size" in flags:

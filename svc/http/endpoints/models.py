@@ -20,11 +20,12 @@ async def list_all(request: web.Request) -> web.Response:
 async def show(request: web.Request) -> web.Response:
     service = request.app[DOOR].service
     asked = request.match_info["model"]
-    if asked != service.model.name:
+    if not service.model.is_called(asked):
         raise model_not_found(asked)
     return json_response(_model(service))
 
 
 def _model(service: Service) -> ModelOut:
     model = service.model
-    return ModelOut(model.name, model.created, service.engine.context_tokens, model.meta)
+    aliases = [model.name, *model.aliases] if model.aliases else []
+    return ModelOut(model.name, model.created, service.engine.context_tokens, model.meta, aliases, list(model.tags))
