@@ -109,7 +109,8 @@ wheel: $(BIN)/python ## build dist/headrace-*.whl, to be installed anywhere with
 
 .PHONY: clean
 clean: ## remove everything that make made, .venv included
-	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) .venv-clients .venv-agents tests/clients/node_modules tests/real/agents/node_modules
+	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find svc tests -name __pycache__ -type d -prune -exec rm -rf {} +
 	@find svc -name '*.so' -type f -delete
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.real.agents.play import AGENTS, scratch_for
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")), ROOT / "ops" / "runbook.md"]
 FOLDERS = ("svc", "cuda_src", "tests", "ops", "docs")
@@ -50,6 +52,14 @@ def test_configuration_to_copy(document: Path) -> None:
     """A file that a document shows is what its language allows."""
     for language, content in BLOCK.findall(document.read_text()):
         {"json": json.loads, "toml": tomllib.loads}[language](content)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_configuration_of_agents(agent: str, tmp_path: Path) -> None:
+    """Its section can be found, and what it gives to copy leads to the server (`make test-agents` uses it)."""
+    scratch = scratch_for(agent, tmp_path, "http://127.0.0.1:1")
+    written = [path.read_text() for path in scratch.home.rglob("*") if path.is_file()]
+    assert any("http://127.0.0.1:1/v1" in text for text in (*written, *scratch.environ.values()))
 
 
 def test_what_counts_as_a_name() -> None:

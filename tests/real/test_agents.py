@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.server_process import ServerProcess
-from tests.real.agents.play import AGENTS, play, program
+from tests.real.agents.play import AGENTS, play
 from tests.real.conftest import fetch
 
 MODEL = "qwen2.5-coder-1.5b"
@@ -30,7 +30,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
 @pytest.mark.parametrize("agent", AGENTS)
 def test_an_agent_works(agent: str, server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     """The task is done, no request is refused, and each request of a conversation finds the whole prompt of the one before."""
-    if not program(agent).exists():
+    if not AGENTS[agent].PROGRAM.exists():
         pytest.skip(f"{agent} is not installed: make test-agents")
     before = len(server.lines)
     play(agent, server.url)

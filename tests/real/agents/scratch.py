@@ -39,12 +39,12 @@ class Scratch:
             path.write_text(content)
         exports = dict(pair.split("=", 1) for line in _EXPORTS.findall(text) for pair in line.split())
         kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
-        self._environ = kept | {"HOME": str(self.home)} | exports
+        self.environ = kept | {"HOME": str(self.home)} | exports
 
     def run(self, *command: str | Path) -> str:
         """What the program prints; AgentFailed if it ends badly."""
         ended = subprocess.run(
-            list(map(str, command)), cwd=self.work, env=self._environ, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            list(map(str, command)), cwd=self.work, env=self.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True,
             timeout=LIMIT_S, check=False,
         )  # fmt: skip
         said = ended.stdout + ended.stderr
