@@ -274,6 +274,7 @@ def _service(config: Config, loaded: LoadedModel, engine: Engine, metrics: Metri
         metrics=metrics,
         max_body_bytes=body_limit(config.max_body_bytes, loaded.context_tokens),
         keep_alive_s=config.keep_alive_s,
+        show_slots=config.slots_endpoint,
         show_prompts=config.slots_prompt_text,
         prefill_assistant=config.prefill_assistant,
         mask_headers=config.mask_headers,

@@ -93,6 +93,9 @@ class Config(ChatSettings, frozen=True, kw_only=True, forbid_unknown_fields=True
             extra=ORIGINS,
         ),
     ] = ()
+    slots_endpoint: Annotated[
+        bool, Meta(description="answer GET /slots, which tells the ids and lengths of all requests; false: with a 501")
+    ] = True
     slots_prompt_text: Annotated[bool, Meta(description="show the text of prompts and answers in /slots")] = False
     max_connections: Annotated[
         int,

@@ -98,6 +98,7 @@ class Service:
     metrics: Metrics
     max_body_bytes: int
     keep_alive_s: float = 5.0
+    show_slots: bool = True  # whether /slots answers
     show_prompts: bool = False  # whether /slots may tell what people wrote
     answer_format: AnswerFormat = NO_FORMAT
     answers: AnswerSettings = AnswerSettings()

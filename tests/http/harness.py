@@ -91,6 +91,7 @@ async def serving(
     clock: Callable[[], float] = lambda: 0.0,
     keys: ApiKeys | None = None,
     cors_origins: Sequence[str] = (),
+    show_slots: bool = True,
     show_prompts: bool = False,
     prefill_assistant: bool = False,
     answers: AnswerSettings | None = None,
@@ -116,7 +117,7 @@ async def serving(
         metrics.follow(engine.stats)
         service = service_of(engine, metrics, keep_alive_s, strict_name, template)
         model = replace(service.model, vocab_size=vocab_size, aliases=aliases, tags=tags)
-        settings: dict[str, Any] = {"show_prompts": show_prompts, "prefill_assistant": prefill_assistant}
+        settings: dict[str, Any] = {"show_slots": show_slots, "show_prompts": show_prompts, "prefill_assistant": prefill_assistant}
         settings |= {"max_body_bytes": max_body_bytes, "answers": answers or AnswerSettings(), "mask_headers": mask_headers}
         door.open(replace(service, model=model, **settings))
     try:

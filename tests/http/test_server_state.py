@@ -97,3 +97,11 @@ async def test_knocking() -> None:
         async with at.client.head("/") as response:
             assert (response.status, await response.read()) == (200, b"")
         assert (await at.get("/props"))[0] == 503
+
+
+async def test_slots_may_be_off() -> None:
+    """The operator's setting: a 501, as llama-server's, that names it."""
+    async with serving(FakeEngine(), show_slots=False) as at:
+        status, answer = await at.get("/slots")
+    assert (status, answer["error"]["code"]) == (501, "not_supported")
+    assert "slots_endpoint" in answer["error"]["message"]

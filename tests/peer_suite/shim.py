@@ -59,6 +59,8 @@ def translated(flags: dict[str, str]) -> list[str]:
         out += ["--model-name", name, *(["--model-aliases", ",".join(aliases)] if aliases else [])]
     if "--reasoning" in flags:
         out += ["--thinking", THINKING[flags["--reasoning"]]]
+    if "--no-slots" in flags:
+        out.append("--no-slots-endpoint")
     if "--batch-size" in flags:
         out += ["--max-step-tokens", str(max(MIN_STEP_TOKENS, int(flags["--batch-size"])))]
     if "--api-key" in flags:

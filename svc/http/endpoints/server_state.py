@@ -6,7 +6,7 @@ from aiohttp import web
 from msgspec import UNSET
 
 from svc.http.endpoints.native import settings
-from svc.http.errors import unavailable
+from svc.http.errors import not_supported, unavailable
 from svc.http.native_schema import DefaultSettingsOut, ModalitiesOut, NextTokenOut, PropsOut, SlotOut
 from svc.http.options import native_options
 from svc.http.reply import json_response
@@ -53,6 +53,8 @@ def _spelled(token: int | None, tokenizer: Tokenizer) -> str:
 async def slots(request: web.Request) -> web.Response:
     """Every slot, taken or not; with `?fail_on_no_slot=1` a 503 when all are taken."""
     service = request.app[DOOR].service
+    if not service.show_slots:
+        raise not_supported("This server does not tell what its slots do: slots_endpoint is off.")
     views, show = service.engine.slots(), service.show_prompts
     num_slots = service.engine.stats().num_slots
     if len(views) >= num_slots and request.query.get("fail_on_no_slot"):
