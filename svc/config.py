@@ -76,7 +76,9 @@ class Config(ChatSettings, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = ()
 
-    host: Annotated[str, Meta(description="address to listen on; 0.0.0.0 for every interface")] = "127.0.0.1"
+    host: Annotated[str, Meta(description="address to listen on, or several with commas between; 0.0.0.0 for every interface")] = (
+        "127.0.0.1"
+    )
     port: Annotated[int, Meta(ge=0, le=65535, description="TCP port to listen on; 0 takes a free one")] = 8080
     api_key_file: Annotated[
         str | None,

@@ -6,8 +6,17 @@ import socket
 from svc.errors import ConfigError
 
 
-def is_free(host: str, port: int) -> bool:
+def hosts(setting: str) -> list[str]:
+    """The addresses of the setting `host`, which may be several with commas between."""
+    return [host.strip() for host in setting.split(",")]
+
+
+def is_free(setting: str, port: int) -> bool:
     """Whether the server could listen there now; False when another program does. ConfigError when it never could."""
+    return all(_is_free(host, port) for host in hosts(setting))
+
+
+def _is_free(host: str, port: int) -> bool:
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
             with socket.socket(family, kind, protocol) as trial:

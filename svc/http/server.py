@@ -19,7 +19,7 @@ from svc.http.access import (
     with_preflight,
     with_refusal,
 )
-from svc.http.address import listening_problem
+from svc.http.address import hosts, listening_problem
 from svc.http.api_keys import ApiKeys
 from svc.http.body import BODIES, Bodies
 from svc.http.connections import Connections, affordable, shared_out
@@ -93,14 +93,19 @@ class HttpServer:
         self._logger.warning("too_many_connections", reason=reason)
 
     async def start(self, host: str, port: int) -> str:
-        """Listens and answers from now on; gives the URL. ConfigError when the address cannot be had."""
+        """Listens and answers from now on; gives the URL, of several addresses the first one's. ConfigError when one cannot be had.
+
+        All of them have the same port, also where `port` is 0.
+        """
         await self._runner.setup()
-        try:
-            await web.TCPSite(self._runner, host, port).start()
-        except (OSError, OverflowError) as error:
-            await self._runner.cleanup()
-            raise ConfigError(listening_problem(error, host, port)) from None
-        return _url(host, self._runner.addresses[0][1])
+        for each in hosts(host):
+            try:
+                await web.TCPSite(self._runner, each, port).start()
+            except (OSError, OverflowError) as error:
+                await self._runner.cleanup()
+                raise ConfigError(listening_problem(error, each, port)) from None
+            port = self._runner.addresses[0][1]
+        return _url(hosts(host)[0], port)
 
     async def stop(self) -> None:
         """Closes the port, lets handlers finish for a moment, ends the rest."""

@@ -85,6 +85,7 @@ async def serving(
     tags: tuple[str, ...] = (),
     template: bool | ChatTemplate = True,
     loaded: bool = True,
+    host: str = "127.0.0.1",
     max_body_bytes: int = 2**20,
     body_timeout_s: float = 60.0,
     max_connections: int = 1024,
@@ -111,7 +112,7 @@ async def serving(
         cors_origins=cors_origins,
         clock=clock,
     )
-    url = await server.start("127.0.0.1", 0)
+    url = await server.start(host, 0)
     if loaded:
         engine.on_finished = metrics.finished
         metrics.follow(engine.stats)

@@ -50,7 +50,7 @@ def translated(flags: dict[str, str]) -> list[str]:
     slots = int(flags.get("--parallel", 4))
     context = int(flags.get("--ctx-size", 0)) // (1 if "--kv-unified" in flags else slots)
     out = [*DEFAULTS, "--ctx", str(context), "--max-slots", str(slots)]
-    out += ["--host", flags.get("--host", "127.0.0.1").split(",")[0], "--cors-origins", flags.get("--cors-origins", "*")]
+    out += ["--host", flags.get("--host", "127.0.0.1"), "--cors-origins", flags.get("--cors-origins", "*")]
     for flag, name in RENAMED.items():
         if flags.get(flag, "-1") != "-1":  # its word for "no limit"
             out += [name, flags[flag]]

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 URL = sys.argv[1]
-REQUESTS = int(sys.argv[2]) if len(sys.argv) > 2 else 25
+REQUESTS = int(sys.argv[2]) if len(sys.argv) > 2 else 15
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
