@@ -11,14 +11,18 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 
+from svc.cache_files import identity_of, open_store
 from svc.compute.backend import Chunk, Sample, StepBatch
 from svc.compute.sampling.params import SamplingParams
 from svc.compute.worker import ComputeWorker
 from svc.config import Config, service_manager
+from svc.disk.records import Identity
+from svc.disk.store import DiskStore
 from svc.errors import ModelFileError
 from svc.http.api_keys import ApiKeys
 from svc.http.body import body_limit
@@ -34,9 +38,11 @@ from svc.metrics import Metrics
 from svc.model_loading import LoadedModel, Progress, load, model_name
 from svc.operator_signals import OperatorSignals
 from svc.slots.budget import ChunkBudget
+from svc.slots.disk_tier import DiskTier
 from svc.slots.engine import Engine
 from svc.slots.idle_check import IdleCheck
 from svc.slots.scheduler import Scheduler
+from svc.slots.slot_files import SlotFiles
 
 uvloop: ModuleType | None
 try:
@@ -45,6 +51,7 @@ except ImportError:  # not on every platform; asyncio's own loop does as well, m
     uvloop = None
 
 STOP_EXTENSION_S = 30.0  # asked of systemd beyond `drain_s`: for the running step and for closing
+DISK_STOP_S = 10.0  # to write what is still to be written to the cache on disk
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 WARM_UP_TOKENS = 256  # enough to use the kernels for many rows, even divided among hundreds of experts
 
@@ -126,15 +133,21 @@ async def private_server(config: Config, logger: Logger, progress: Progress) -> 
 @asynccontextmanager
 async def _running(config: Config, logger: Logger, loaded: LoadedModel, metrics: Metrics) -> AsyncIterator[Engine]:
     """A warm engine on its compute thread. Leaving stops both."""
+    identity = await asyncio.to_thread(identity_of, config, loaded)
+    store = await asyncio.to_thread(open_store, config, loaded, identity, logger)
     worker = ComputeWorker(loaded.runner)
-    engine = _engine(config, loaded, worker, metrics, logger)
+    engine, disk = _engine(config, loaded, worker, metrics, logger, identity, store)
     try:
         await _warm_up(worker, loaded)
         await engine.start()
+        if disk is not None:
+            await disk.start()
         metrics.follow(engine.stats)
         yield engine
     finally:
         await engine.stop()
+        if disk is not None:
+            await disk.stop(DISK_STOP_S)
         await worker.close()
 
 
@@ -187,12 +200,21 @@ def _announce(logger: Logger, notifier: Notifier, url: str, loaded: LoadedModel,
     notifier.ready(f"serving {model_name(config)} on {url}")
 
 
-def _engine(config: Config, loaded: LoadedModel, worker: ComputeWorker, metrics: Metrics, logger: Logger) -> Engine:
+def _engine(
+    config: Config,
+    loaded: LoadedModel,
+    worker: ComputeWorker,
+    metrics: Metrics,
+    logger: Logger,
+    identity: Identity,
+    store: DiskStore | None,
+) -> tuple[Engine, DiskTier | None]:
     cache = SequenceCache(loaded.runner.plan)
+    budget = ChunkBudget(config.max_step_tokens, config.max_step_ms / 1000)
     scheduler = Scheduler(
         cache,
         context_tokens=loaded.context_tokens,
-        budget=ChunkBudget(config.max_step_tokens, config.max_step_ms / 1000),
+        budget=budget,
         max_queue=config.max_queue,
         capture_every_tokens=config.capture_every_tokens,
     )
@@ -205,8 +227,32 @@ def _engine(config: Config, loaded: LoadedModel, worker: ComputeWorker, metrics:
         if error is not None:
             logger.error("cache_check_failed", reason="a page or snapshot is not accounted for; restart soon", exc_info=error)
 
-    idle_check = IdleCheck(cache.check, checked, time.monotonic)
-    return Engine(scheduler, worker, cache, on_finished=metrics.finished, on_error=report, probe=one_token(), idle_check=idle_check)
+    def report_disk(event: str, reason: str) -> None:
+        logger.warning(event, reason=reason)
+
+    disk = None
+    if store is not None:
+        disk = DiskTier(
+            store, worker, cache, scheduler.joins, clock=time.monotonic, token_s=lambda: budget.token_s, report=report_disk
+        )
+    engine = Engine(
+        scheduler,
+        worker,
+        cache,
+        on_finished=metrics.finished,
+        on_error=report,
+        probe=one_token(),
+        idle_check=IdleCheck(cache.check, checked, time.monotonic),
+        disk=disk,
+        slot_files=SlotFiles(
+            None if config.slot_save_path is None else Path(config.slot_save_path),
+            identity,
+            worker,
+            cache,
+            clock=time.monotonic,
+        ),
+    )
+    return engine, disk
 
 
 async def _warm_up(worker: ComputeWorker, loaded: LoadedModel) -> None:

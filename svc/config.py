@@ -18,9 +18,8 @@ from typing import Annotated, Any, Literal, Protocol, get_args
 import msgspec
 from msgspec import Meta
 
-from svc.chat_settings import ChatSettings
+from svc.disk_settings import DiskSettings
 from svc.errors import ConfigError
-from svc.sampling_defaults import SamplingDefaults
 from svc.sizes import format_size, parse_size
 
 BUNDLED_MODEL = Path(__file__).parent / "models" / "headrace-demo.gguf"  # served when the command line names no model
@@ -38,7 +37,7 @@ AutoOrNone = Annotated[int, Meta(ge=0)] | Literal["auto"]  # 0: none
 Kind = Literal["switch", "size", "integer", "number", "choice", "text", "list"]
 
 
-class Config(ChatSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Config(DiskSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every setting of a server. Sizes are bytes, times seconds unless the name ends in `_ms`."""
 
     model: Annotated[
@@ -387,7 +386,8 @@ def _options() -> Iterator[Option]:
     """The rows, derived from `Config`."""
     hints = msgspec.inspect.type_info(Config)
     assert isinstance(hints, msgspec.inspect.StructType)
-    annotations = {**Config.__annotations__, **ChatSettings.__annotations__, **SamplingDefaults.__annotations__}
+    tables = Config.__mro__[: Config.__mro__.index(msgspec.Struct)]
+    annotations = {name: kind for table in tables for name, kind in table.__annotations__.items()}
     for field in sorted(hints.fields, key=lambda field: list(annotations).index(field.name)):
         assert isinstance(field.type, msgspec.inspect.Metadata)
         schema = field.type.extra_json_schema or {}

@@ -14,7 +14,10 @@ LONGEST_FILE_LINES = 450
 # config and errors, and a package may import itself.
 MAY_IMPORT = {
     "svc.errors": (),
-    "svc.config": ("svc.sizes", "svc.sampling_defaults", "svc.chat_settings"),
+    "svc.config": ("svc.sizes", "svc.disk_settings"),
+    "svc.disk_settings": ("svc.chat_settings",),
+    "svc.disk": ("svc.memory.tokens",),
+    "svc.cache_files": ("svc.disk", "svc.gguf", "svc.log", "svc.model_loading"),
     "svc.chat_settings": ("svc.sampling_defaults",),
     "svc.sampling_defaults": (),
     "svc.sizes": (),
@@ -28,7 +31,7 @@ MAY_IMPORT = {
     "svc.model": ("svc.gguf", "svc.memory.layout"),
     "svc.compute": ("svc.model", "svc.gguf", "svc.memory"),
     # The contract with compute, types only: a step and what is sampled in it.
-    "svc.slots": ("svc.memory", "svc.compute.backend", "svc.compute.sampling.params"),
+    "svc.slots": ("svc.memory", "svc.disk", "svc.compute.backend", "svc.compute.blocks", "svc.compute.sampling.params"),
     # A Request is made of these three; http never sees pages, snapshots or arrays.
     "svc.http": (
         "svc.slots",
@@ -55,6 +58,8 @@ MAY_IMPORT = {
         "svc.slots",
         "svc.memory",
         "svc.compute",
+        "svc.cache_files",
+        "svc.disk",
         "svc.model_loading",
         "svc.operator_signals",
         "svc.log",
@@ -82,6 +87,9 @@ HOMES = {
     "aiohttp": ("svc.http", "svc.cli.client"),
     "asyncio": (
         "svc.http",
+        "svc.slots.block_copies",
+        "svc.slots.disk_tier",
+        "svc.slots.slot_files",
         "svc.slots.engine",
         "svc.slots.idle_check",
         "svc.compute.worker",

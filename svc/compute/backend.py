@@ -23,6 +23,7 @@ they see everything that earlier steps have written. No step may write a place t
 enforces it. No step may read a place that a pending move is filling; `memory/` and `slots` plan accordingly.
 """
 
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -30,6 +31,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from svc.compute.blocks import Blocks
 from svc.compute.sampling.params import SamplingParams
 from svc.memory.plan import MemoryPlan
 from svc.memory.tiers import Move
@@ -172,6 +174,15 @@ class StepResult:
     moves_over: int = 0  # finished moves, counted over all batches
 
 
+class Slab(enum.Enum):
+    """Where whole pages and states lie, by the name of the attribute of a backend's caches."""
+
+    PAGES = "kv"
+    SNAPSHOTS = "snapshots"
+    HOST_PAGES = "host_kv"
+    HOST_SNAPSHOTS = "host_snapshots"
+
+
 class Submitted(Protocol):
     """A submitted step."""
 
@@ -209,5 +220,11 @@ class Backend(Protocol):
 
     def run(self, batch: StepBatch) -> StepResult:
         """Submits a step and waits for it."""
+
+    def read_blocks(self, slab: Slab, places: Sequence[int]) -> Blocks:
+        """Copies of whole pages or states as bytes, as all steps and moves submitted so far leave them."""
+
+    def write_blocks(self, slab: Slab, places: Sequence[int], blocks: Blocks) -> None:
+        """Writes whole pages or states of the device, after all steps submitted so far and before all others."""
 
     def close(self) -> None: ...

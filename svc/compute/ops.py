@@ -17,7 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.backend import Sample, Sampled, StepBatch
+from svc.compute.backend import Sample, Sampled, Slab, StepBatch
+from svc.compute.blocks import Blocks
 from svc.compute.step_inputs import StepInputs
 from svc.gguf.gguf_file import GgufTensor
 from svc.memory.layout import MemoryLayout
@@ -114,6 +115,12 @@ class Ops(Protocol):
 
     def zero_rows(self, caches: Caches, rows: NDArray[np.int32]) -> None:
         """Sets rows to zero by assignment (a NaN in them must not survive)."""
+
+    def read_blocks(self, caches: Caches, slab: Slab, places: Sequence[int]) -> Blocks:
+        """Copies of whole pages or states as bytes, after everything queued so far. Waits for them."""
+
+    def write_blocks(self, caches: Caches, slab: Slab, places: Sequence[int], blocks: Blocks) -> None:
+        """Writes whole pages or states, before everything queued from now on. `blocks` may be changed on return."""
 
     # -- forward ----------------------------------------------------------------------------------------------------------------
     def submit(self, forward: Callable[[Array, StepInputs], None], hidden: Array, inputs: StepInputs) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.backend import PENDING, Sample, Sampled, Score, StepBatch, StepRefusedError, StepResult
+from svc.compute.backend import PENDING, Sample, Sampled, Score, Slab, StepBatch, StepRefusedError, StepResult
+from svc.compute.blocks import Blocks
 from svc.compute.forward import forward
 from svc.compute.ops import Ops
 from svc.compute.pending import has_pending_history, resolve
@@ -119,6 +120,20 @@ class ModelRunner:
 
     def _forward(self, hidden: Any, inputs: StepInputs) -> None:
         forward(self._ops, self.model, hidden, inputs, self._caches)
+
+    def read_blocks(self, slab: Slab, places: Sequence[int]) -> Blocks:
+        """Copies of whole pages or states as bytes, as all steps and moves submitted so far leave them."""
+        self._end_moves()
+        return self._ops.read_blocks(self._caches, slab, places)
+
+    def write_blocks(self, slab: Slab, places: Sequence[int], blocks: Blocks) -> None:
+        """Writes whole pages or states of the device, after all steps submitted so far and before all others."""
+        self._end_moves()  # one of them may still read those places
+        self._ops.write_blocks(self._caches, slab, places, blocks)
+
+    def _end_moves(self) -> None:
+        if self.plan.host_tier:
+            self._ops.moves_over(all_of_them=True)
 
     def close(self) -> None:
         """Frees the device memory and closes the ops, which the runner owns."""

@@ -10,7 +10,7 @@ one.
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -63,6 +63,12 @@ class ComputeWorker:
     async def run(self, batch: StepBatch) -> StepResult:
         """Submits one step and waits for it. Cancelling this call does not cancel the step."""
         return await self.submit(batch).result()
+
+    def call(self, function: Callable[..., Value], *args: Any) -> "Awaitable[Value]":
+        """Calls something of the backend on its thread, after all steps submitted so far and before all others: at once, not when
+        the outcome is awaited. Cancelling the wait does not cancel the call."""
+        assert not self._closed, "call after close"
+        return _outcome(_queued(self._executor, function, *args))
 
     async def close(self) -> None:
         """Completes the steps under way, closes the backend on its thread and ends the thread. A second call does nothing."""

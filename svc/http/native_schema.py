@@ -172,3 +172,31 @@ class SlotOut(Struct):
     n_past: int = 0
     prompt: str | UnsetType = UNSET
     generated: str | UnsetType = UNSET
+
+
+class SlotTimingsOut(Struct):
+    save_ms: float | UnsetType = UNSET
+    restore_ms: float | UnsetType = UNSET
+
+
+class SlotActionOut(Struct):
+    """What an action on a slot did: tokens saved, restored or erased, and bytes written or read."""
+
+    id_slot: int
+    filename: str | UnsetType = UNSET
+    n_saved: int | UnsetType = UNSET
+    n_written: int | UnsetType = UNSET
+    n_restored: int | UnsetType = UNSET
+    n_read: int | UnsetType = UNSET
+    n_erased: int | UnsetType = UNSET
+    timings: SlotTimingsOut | UnsetType = UNSET
+
+
+class SavedSlotOut(Struct):
+    """A file that a slot was saved to."""
+
+    filename: str
+    size: int  # bytes
+    modified: int  # Unix seconds
+    n_tokens: int
+    problem: str | None  # why it cannot be restored

@@ -20,10 +20,11 @@ from svc.http.endpoints import (
     native,
     responses,
     server_state,
+    slot_actions,
     tokens,
     unsupported,
 )
-from svc.http.native_schema import NativeOut, PropsOut, SlotOut
+from svc.http.native_schema import NativeOut, PropsOut, SavedSlotOut, SlotActionOut, SlotOut
 from svc.http.openapi import DOCUMENT, document
 from svc.http.responses.schema import InputTokensOut, ResponseOut, ResponsesIn
 from svc.http.schema import (
@@ -42,6 +43,7 @@ from svc.http.schema import (
     ModelOut,
     ModelsOut,
     NativeIn,
+    SlotFileIn,
     StatusOut,
     TokenizeIn,
     TokenizeOut,
@@ -99,6 +101,8 @@ ROUTES = (
     *_both("POST", "/detokenize", tokens.detokenize, DetokenizeIn, DetokenizeOut),
     *_both("GET", "/props", server_state.props, answer=PropsOut),
     *_both("GET", "/slots", server_state.slots, answer=list[SlotOut]),
+    *_both("GET", "/slots/saved", slot_actions.saved, answer=list[SavedSlotOut]),
+    *_both("POST", "/slots/{slot}", slot_actions.act, SlotFileIn, SlotActionOut),
     *_both("GET", "/health", health.health, answer=StatusOut, public=True),
     Endpoint("GET", "/openapi.json", description.openapi, answer=JsonObject),
     Endpoint("GET", "/livez", health.live, answer=StatusOut, public=True),

@@ -184,6 +184,12 @@ class TokenizeIn(Struct):
     with_pieces: bool = False
 
 
+class SlotFileIn(Struct, kw_only=True):
+    """POST /slots/{id}?action=save and restore."""
+
+    filename: str
+
+
 class DetokenizeIn(Struct):
     """POST /detokenize, as llama-server's."""
 

@@ -22,6 +22,7 @@ from svc.metrics import Metrics
 from svc.slots.engine import EngineState
 from svc.slots.events import Event
 from svc.slots.request import Request
+from svc.slots.slot_files import SlotFiles
 from svc.slots.stats import EngineStats, SlotView
 from svc.slots.stream import TokenStream
 
@@ -51,6 +52,9 @@ class EngineApi(Protocol):
     def submit(self, request: Request, on_event: Callable[[Event], None]) -> TokenStream: ...
 
     def stats(self) -> EngineStats: ...
+
+    @property
+    def slot_files(self) -> SlotFiles | None: ...
 
 
 @dataclass(frozen=True, slots=True)

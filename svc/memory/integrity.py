@@ -8,6 +8,7 @@ from svc.memory.lease import Lease, StateRows
 from svc.memory.page_pool import PagePool, Pages
 from svc.memory.prefix_tree import Node, PrefixTree
 from svc.memory.snapshot_ring import SnapshotRing, SnapshotState
+from svc.memory.transfers import Transfers
 
 
 def check_cache(
@@ -17,13 +18,14 @@ def check_cache(
     rows: StateRows,
     leases: Mapping[int, Lease],
     pinned_pages: Mapping[int, Pages],
+    transfers: Transfers,
 ) -> None:
     """AssertionError says what does not add up. `leases` by serial; `pinned_pages`: pages pinned with a snapshot, by snapshot
     id."""
     references, snapshots = check_tree(tree, pool)
-    page_pins = [page for pages in pinned_pages.values() for page in pages.tolist()]
+    page_pins = [page for pages in pinned_pages.values() for page in pages.tolist()] + transfers.page_pins()
     snapshot_pins: dict[int, int] = {}
-    num_reserved = 0
+    num_reserved = transfers.num_reserved
     for lease in leases.values():
         page_pins += lease.table.pages.tolist() + ([lease.new_copy[0]] if lease.new_copy else [])
         if lease.snapshot is not None:

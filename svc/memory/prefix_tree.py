@@ -111,6 +111,11 @@ class PrefixTree:
         below = next((node for node in reversed(walk.full_path) if node.snapshot_id is not None), None)
         return below or (walk.base if walk.base.snapshot_id is not None else self._snapshot_above(walk.base))
 
+    def deepest_position(self, walk: Walk) -> int:
+        """Where that node ends, 0 without one."""
+        node = self.deepest_snapshot(walk)
+        return node.end if node is not None else 0
+
     def node_of_snapshot(self, snapshot_id: int) -> Node:
         return self._node_of_snapshot[snapshot_id]
 
@@ -126,6 +131,11 @@ class PrefixTree:
     def pages_of(self, node: Node) -> Pages:
         """Pages that hold positions [0, node.end) of its path: what a resume at its snapshot reads."""
         return self._path_pages(self._upwards(node), node.end)
+
+    def path_tokens(self, node: Node) -> TokenArray:
+        """The tokens [0, node.end) of its path, int32."""
+        parts = [each.tokens for each in self._upwards(node)]
+        return np.concatenate(parts[::-1]) if parts else np.zeros(0, np.int32)
 
     @property
     def nodes_of_snapshots(self) -> dict[int, Node]:

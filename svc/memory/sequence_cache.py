@@ -30,7 +30,8 @@ import numpy as np
 from svc.memory.eviction import Evictor
 from svc.memory.integrity import check_cache
 from svc.memory.lease import COLD, BlockTable, Lease, Reservation, ResumePoint, StateRows, StepMemory
-from svc.memory.page_pool import PagePool, Pages
+from svc.memory.page_pool import PagePool
+from svc.memory.path_pins import PathPins
 from svc.memory.placement import WantedKind
 from svc.memory.plan import MemoryPlan
 from svc.memory.prefix_tree import Node, PrefixTree, Walk
@@ -39,6 +40,7 @@ from svc.memory.snapshot_ring import SnapshotRef, SnapshotRing, StaleSnapshotErr
 from svc.memory.stats import CacheCounters, CacheStats, cache_stats
 from svc.memory.tiers import MoveKind, MoveQueue
 from svc.memory.tokens import FixedTokens, TokenArray, TokenIds, TokenSource, token_array
+from svc.memory.transfers import Transfers
 
 __all__ = ["COLD", "Lease", "Reservation", "ResumePoint", "SequenceCache", "SnapshotRef", "StaleSnapshotError", "StepMemory"]
 
@@ -55,11 +57,12 @@ class SequenceCache:
         self._moves = MoveQueue()
         self._arriving: dict[int, int] = {}  # page -> number of the move that brings it to the device
         self._tree = PrefixTree(self._pool, self._ring, hybrid=self._hybrid)
+        self._pins = PathPins(self._pool, self._ring, self._tree)
         self._leases: dict[int, Lease] = {}  # by serial
-        self._pinned_pages: dict[int, Pages] = {}  # snapshot published and pinned -> the pages of its path, pinned with it
         self._serials = itertools.count(1)
         self._counters = CacheCounters()
         self._evictor = Evictor(self._pool, self._ring, self._tree, self._moves, self._counters, scorer or WorkOverAge())
+        self.transfers = Transfers(self._pool, self._ring, self._tree, self._evictor, self._moves)
 
     def __repr__(self) -> str:
         return f"SequenceCache({len(self._leases)} leases, {self._pool!r}, {self._ring!r}, {self._tree!r})"
@@ -103,7 +106,7 @@ class SequenceCache:
             return None
         pages = resume.pages
         if resume.snapshot is not None and self._ring.pin(resume.snapshot):
-            self._pinned_pages[resume.snapshot.snapshot_id] = pages
+            self._pins.pages[resume.snapshot.snapshot_id] = pages
             self._pool.pin(pages, times=2)  # for the lease, and with the snapshot
         else:
             self._pool.pin(pages)
@@ -170,8 +173,7 @@ class SequenceCache:
         if position in lease.reserved:
             return None
         walk = self._tree.walk(tokens[:position], self._anchor(lease, position))
-        node = self._tree.deepest_snapshot(walk)
-        shallower = node.end if node is not None else 0
+        shallower = self._tree.deepest_position(walk)
         if shallower == position:
             return None
         own = max((reserved for reserved in lease.reserved if reserved < position), default=0)
@@ -204,6 +206,7 @@ class SequenceCache:
             elif not lease.row_comes:
                 restores.append((lease.row, self._ring.device_place(lease.snapshot)))
         before, moves = self._moves.num_given_out, self._moves.take()
+        self.transfers.moves_taken()
         places = tuple(copies), tuple(zero_rows), tuple(restores)
         return StepMemory(tuple(leases), before, moves, *places, tuple(saves), tuple(captures), tuple(starting))
 
@@ -245,11 +248,12 @@ class SequenceCache:
                 self.discard(capture)
 
     def recover(self) -> None:
-        """After an aborted step: if moves were under way, the pages they carried cannot be trusted, and nothing is matched any
-        more.
+        """After an aborted step: what comes in from outside is given up, and if moves were under way, the pages they carried cannot
+        be trusted, and nothing is matched any more.
 
         Close the leases that are not `ready` before: what they wait for may never arrive.
         """
+        self.transfers.release_all()
         if self._moves.num_under_way:
             self._note_moves(self._moves.num_given_out)
             self.clear()
@@ -261,6 +265,7 @@ class SequenceCache:
         Where the fault came from is not known, and a snapshot kept would fail every request on that prefix for ever. An
         attention-only model cannot tell which of its pages are at fault and forgets all of them.
         """
+        self.transfers.distrusted.append(lease.tokens.array.copy())
         if not self._hybrid:
             self.clear()
         for ref in lease.trail:
@@ -272,28 +277,20 @@ class SequenceCache:
         """Frees a reserved snapshot. If waiting requests have pinned it, it stays aside, unmatched, until they unpin it."""
         if reservation.lease.reserved.get(reservation.position) is not reservation:
             raise StaleSnapshotError(f"{reservation.ref} is not reserved")
-        del reservation.lease.reserved[reservation.position]
-        self._ring.release(reservation.ref)
+        self._ring.release(reservation.lease.reserved.pop(reservation.position).ref)
         self._counters.num_discarded += 1
 
     def pin(self, ref: SnapshotRef) -> None:
         """Keeps a snapshot (reserved or published), and once published its pages, from eviction. Counted."""
-        if self._ring.pin(ref) and self._ring.is_published(ref):
-            self._pin_path(ref.snapshot_id)
+        self._pins.pin(ref)
 
     def pin_at(self, tokens: TokenIds, position: int) -> SnapshotRef | None:
         """Pins the published snapshot of tokens[:position], or None when there is none."""
-        node = self._tree.deepest_snapshot(self._tree.walk(token_array(tokens, position)))
-        if node is None or node.snapshot_id is None or node.end != position:
-            return None
-        ref = self._ring.ref(node.snapshot_id)
-        self.pin(ref)
-        return ref
+        return self._pins.pin_at(token_array(tokens, position))
 
     def unpin(self, ref: SnapshotRef) -> None:
         """One pin less. Allowed also after the snapshot was discarded or evicted meanwhile."""
-        if self._ring.unpin(ref) and ref.snapshot_id in self._pinned_pages:
-            self._pool.unpin(self._pinned_pages.pop(ref.snapshot_id))
+        self._pins.unpin(ref)
 
     # -- ending ---------------------------------------------------------------------------------------------------------------
     def close(self, lease: Lease, valid: int, now: float) -> None:
@@ -340,7 +337,7 @@ class SequenceCache:
 
     def check(self) -> None:
         """Proves that every page, snapshot and row is accounted for; AssertionError says which is not. Linear."""
-        check_cache(self._tree, self._pool, self._ring, self._rows, self._leases, self._pinned_pages)
+        check_cache(self._tree, self._pool, self._ring, self._rows, self._leases, self._pins.pages, self.transfers)
 
     # -- parts ----------------------------------------------------------------------------------------------------------------
     def _current(self, tokens: TokenArray, resume: ResumePoint) -> ResumePoint:
@@ -392,8 +389,9 @@ class SequenceCache:
         self._evictor.published(node, tokens[:position], now)
         lease.anchor = ref
         lease.trail.append(ref)
+        self.transfers.news.append(ref)
         if self._ring.is_pinned(ref.snapshot_id):
-            self._pin_path(ref.snapshot_id)
+            self._pins.pin_path(ref.snapshot_id)
 
     def _own_page(self, lease: Lease, index: int, *, copy: bool) -> None:
         """Makes the lease the writer of its shared partial page, or of a copy of it."""
@@ -435,12 +433,6 @@ class SequenceCache:
         for lease in self._leases.values():
             if lease.ready_after and lease.ready_after <= self._moves.num_over:
                 lease.ready_after = 0
-
-    def _pin_path(self, snapshot_id: int) -> None:
-        """Pins the pages that a resume at the snapshot reads: `num_available_pages` then promises nothing it cannot keep."""
-        pages = self._tree.pages_of(self._tree.node_of_snapshot(snapshot_id))
-        self._pool.pin(pages)
-        self._pinned_pages[snapshot_id] = pages
 
     def _drop_start(self, lease: Lease) -> None:
         """Unpins the snapshot it started from."""

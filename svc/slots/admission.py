@@ -127,7 +127,7 @@ class Admission:
         coming = [state for step in under_way for state in step.states()]
         coming += [(slot.sequence, slot.planned) for slot in slots if slot.leaving]
         saved = [(each.sequence, each.position) for each in closing]
-        for sequence in self._waiting.in_turn(self._joins.waiting):
+        for sequence in self._waiting.in_turn(self._joins.aside):
             if len(slots) + len(closing) >= self._cache.plan.num_rows:
                 return
             resume = self._resume_point(sequence)
@@ -153,8 +153,10 @@ class Admission:
             lease, resume = self._joins.open_alone(sequence, resume, self._waiting, now)
         if lease is None:
             return None
-        joined = sequence.join is not None and sequence.join.pinned is not None and lease.start >= sequence.join.position
-        self._waiting.take(sequence, self._joins.waiting)
+        join = sequence.join
+        helped = join is not None and join.pinned is not None and lease.start >= join.position
+        joined = helped and join is not None and join.leader is not None
+        self._waiting.take(sequence, self._joins.aside)
         self._joins.forget(sequence)
         note_admission(sequence, resume, lease.start, now, joined=joined)
         sequence.resume, sequence.overtaken = None, 0

@@ -18,6 +18,11 @@ class ChunkBudget:
         self._token_s: float | None = None  # seconds per prefill token, moving average
         self._decode_s = 0.0  # seconds of a step that only decodes
 
+    @property
+    def token_s(self) -> float | None:
+        """Seconds per prefill token; None before the first step."""
+        return self._token_s
+
     def tokens(self, num_decodes: int) -> int:
         """Prefill tokens allowed beside `num_decodes` decoding sequences."""
         room = max(1, self._max_tokens - num_decodes)

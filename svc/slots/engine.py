@@ -18,10 +18,12 @@ from svc.compute.backend import StepBatch, StepResult
 from svc.errors import DrainingError
 from svc.memory.sequence_cache import SequenceCache
 from svc.slots.batch import StepPlan
+from svc.slots.disk_tier import DiskTier
 from svc.slots.events import CacheReport, Event, Finished, FinishReason, Timing, Usage
 from svc.slots.idle_check import IdleCheck
 from svc.slots.request import Request, Sequence
 from svc.slots.scheduler import Emitted, Scheduler
+from svc.slots.slot_files import SlotFiles
 from svc.slots.stats import EngineStats, SlotView
 from svc.slots.stream import TokenStream
 
@@ -63,27 +65,37 @@ class Engine:
         on_error: Callable[[BaseException], None] | None = None,
         probe: StepBatch | None = None,
         idle_check: IdleCheck | None = None,
+        disk: DiskTier | None = None,
+        slot_files: SlotFiles | None = None,
     ) -> None:
         """`on_finished` is called once per request as it ends; `on_error` with each exception a step raised.
 
         `probe` is a harmless step (it may write row and page 0) that is tried after MAX_FAILED_STEPS before the device is given up.
         """
         self.state = EngineState.STARTING
+        self._wake = asyncio.Event()
         self.last_progress_s = clock()
         self.on_finished = on_finished
         self.on_error = on_error
         self._probe = probe
         self._idle_check = idle_check
+        self.slot_files = slot_files
+        if slot_files is not None:
+            slot_files.states_saved = self.states_saved
+            slot_files.copies.wake_engine = self._wake.set
+        self._disk = disk
+        if disk is not None:
+            disk.wake_engine = disk.copies.wake_engine = self._wake.set
         self._scheduler = scheduler
         self._worker = worker
         self._cache = cache
         self._clock = clock
         self._streams: dict[Sequence, TokenStream] = {}
-        self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
         self._failed_steps = 0
+        self._stepped: list[asyncio.Future[None]] = []  # of those who wait for the next step to end
         self._steps: deque[tuple[StepPlan, Step]] = deque()  # under way, oldest first
 
     # -- requests ---------------------------------------------------------------------------------------------------------------
@@ -119,6 +131,8 @@ class Engine:
         stream = TokenStream(request.id, on_event, lambda: self._cancel(sequence))
         self._streams[sequence] = stream
         self._idle.clear()
+        if self._disk is not None:
+            self._disk.consider(sequence)
         if self._idle_check is not None:
             self._idle_check.busy()
         self._wake.set()
@@ -145,7 +159,8 @@ class Engine:
                 if self._steps:
                     await self._finish_step(*self._steps.popleft())
                 else:
-                    self._note_idle()
+                    if self._disk is None or not self._disk.num_fetching:  # else requests wait for the disk
+                        self._note_idle()
                     await self._wake.wait()
         except Exception as error:  # a bug of ours in plan or commit: all streams and the supervisor are told
             self._fail(error)
@@ -163,7 +178,13 @@ class Engine:
         else:
             self._failed_steps = 0
             self._deliver(self._scheduler.commit(plan, result, self._clock()))
+            if self._disk is not None:
+                self._disk.note_published()
         self.last_progress_s = self._clock()
+        while self._stepped:
+            stepped = self._stepped.pop()
+            if not stepped.done():
+                stepped.set_result(None)
 
     async def _sweep(self) -> None:
         """Waits for what was planned ahead of a step that failed. Its outcome is worth nothing; mostly it was refused."""
@@ -208,8 +229,18 @@ class Engine:
             self._streams[sequence].push(event)
             if isinstance(event, Finished):
                 del self._streams[sequence]
+                if self.slot_files is not None and sequence.had_slot:
+                    slot = sequence.request.slot
+                    self.slot_files.note(sequence.row if slot is None else slot, sequence.tokens.copy())
                 if self.on_finished is not None:
                     self.on_finished(sequence.request, event)
+
+    async def states_saved(self) -> None:
+        """Waits until the states of all answers that have ended are in snapshots."""
+        while self._scheduler.closing and self.state in (EngineState.READY, EngineState.DRAINING):
+            stepped = asyncio.get_running_loop().create_future()
+            self._stepped.append(stepped)
+            await stepped
 
     # -- shutdown ---------------------------------------------------------------------------------------------------------------
     async def drain(self, deadline_s: float) -> None:
@@ -245,6 +276,7 @@ class Engine:
             num_slots=self._cache.plan.num_rows,
             counters=self._scheduler.counters,
             cache=self._cache.stats(),
+            disk=self._disk.stats() if self._disk is not None else None,
         )
 
     def slots(self) -> list[SlotView]:

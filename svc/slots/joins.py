@@ -71,6 +71,10 @@ class Joins:
         """Whether its leader is still on the way."""
         return sequence in self._waiting
 
+    def aside(self, sequence: Sequence) -> bool:
+        """Whether it needs no slot yet: it waits for its leader, or for what comes from the disk."""
+        return sequence.fetching or sequence in self._waiting
+
     def advanced(self, leader: Sequence, position: int) -> None:
         """The leader's state up to `position` is committed: requests that waited for no more go on. Their capture is pinned; where
         it was skipped they do not wait for that prefix again, or each would evaluate it alone, one after the other."""
@@ -82,6 +86,13 @@ class Joins:
             sequence.join.pinned = self._cache.pin_at(sequence.tokens, sequence.join.position)
             if sequence.join.pinned is None:
                 sequence.missed_join = sequence.join.position
+
+    def fetched(self, sequence: Sequence, position: int) -> None:
+        """A state of its prompt has come from the disk: it is pinned until the sequence has resumed."""
+        self.forget(sequence)
+        pinned = None if sequence.finished else self._cache.pin_at(sequence.tokens, position)
+        if pinned is not None:
+            sequence.join = JoinWait(None, position, pinned)
 
     def left(self, leader: Sequence) -> None:
         """The leader is gone (ended, preempted, failed): its followers go on from the deepest snapshot there is."""
@@ -100,8 +111,9 @@ class Joins:
         self, sequence: Sequence, resume: ResumePoint, waiting: Iterable[Sequence], now: float
     ) -> tuple[Lease | None, ResumePoint]:
         """Opens with all slots empty, where the device has no places for the pages that must come from the host: pins are in the
-        way. So without them, or else from nothing. Returns the resume point used too."""
-        lease = self._cache.open(sequence.buffer, resume, now) if self.release_pins(waiting) else None
+        way, or what comes from the disk. So without them, or else from nothing. Returns the resume point used too."""
+        released = self._cache.transfers.release_all() | self.release_pins(waiting)
+        lease = self._cache.open(sequence.buffer, resume, now) if released else None
         return (lease, resume) if lease is not None else (self._cache.open(sequence.buffer, COLD, now), COLD)
 
     def release_pins(self, sequences: Iterable[Sequence]) -> bool:

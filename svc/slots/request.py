@@ -60,6 +60,7 @@ class Request:
     queue_share: float = 1.0  # of the places in the queue, that its tenant may have
     on_token: Callable[[int], TokenText] | None = None
     text_ends: bool = True
+    slot: int | None = None  # the number under which it can be saved afterwards; None: that of the slot it gets
     progress: bool = False  # whether its stream has Progress events
     constraint: Constraint | None = None
 
@@ -72,9 +73,10 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class JoinWait:
-    """A waiting sequence will resume from a capture that another one, ahead on the same prefix, is about to make."""
+    """A waiting sequence will resume from a capture that another one, ahead on the same prefix, is about to make, or from a state
+    that has come from the disk."""
 
-    leader: "Sequence"
+    leader: "Sequence | None"  # None: the disk
     position: int
     pinned: SnapshotRef | None = None  # the capture, once published: held until the waiter has resumed
 
@@ -116,6 +118,7 @@ class Sequence:
     resumed_at: int = 0
     reason: str = ""
     join: JoinWait | None = None
+    fetching: bool = False  # whether a state of its prompt is on its way from the disk
     penalized: bool = False  # whether the choice of a token depends on earlier ones
     learned: tuple[float, ...] = ()  # `Sampled.learned` of its last token
     banned_at_first: tuple[int, ...] = ()  # before min_tokens: the stop ids too
@@ -125,6 +128,7 @@ class Sequence:
     preempted_at: int = 0  # the furthest position at which it was preempted
     num_preemptions: int = 0
     resume: ResumePoint | None = None  # as last matched; valid while the cache's version is the same
+    row: int = -1  # of its slot, the last one if it had several
     finished: bool = False
     told_tokens: int = -1  # of the prompt, in the last Progress event
     admitted_s: float | None = None

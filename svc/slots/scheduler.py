@@ -53,9 +53,9 @@ class Scheduler:
         self._budget = budget
         self._capture_every = capture_every_tokens
         self._waiting = WaitingQueue(max_queue)
-        self._joins = Joins(cache)
+        self.joins = Joins(cache)
         self._forecast = PageForecast(cache, self.context_tokens)
-        self._admission = Admission(cache, self._waiting, self._joins, self._forecast)
+        self._admission = Admission(cache, self._waiting, self.joins, self._forecast)
         self._slots: list[Slot] = []  # by rank
         self._closing: list[Closing] = []
         self._plan_ahead = plan_ahead
@@ -72,6 +72,11 @@ class Scheduler:
     def slots(self) -> tuple[Slot, ...]:
         """Slots of answers that have not ended."""
         return tuple(slot for slot in self._slots if slot.active)
+
+    @property
+    def closing(self) -> bool:
+        """Whether states of ended answers are still to be saved, or an ended one's slot is still taken."""
+        return bool(self._closing) or any(slot.leaving for slot in self._slots)
 
     @property
     def idle(self) -> bool:
@@ -114,7 +119,7 @@ class Scheduler:
                 closing.requeue = False
                 return finished
         self._waiting.remove(sequence)
-        self._joins.forget(sequence)
+        self.joins.forget(sequence)
         return finished
 
     # -- plan -------------------------------------------------------------------------------------------------------------------
@@ -138,7 +143,7 @@ class Scheduler:
             self._plan_prefills(plan, now)
             plan.arriving = [] if ahead else [slot for slot in self._slots if not slot.lease.ready]
         plan.saves = [closing for closing in self._closing if closing not in saving]
-        if plan.empty:
+        if plan.empty and not self._cache.transfers.wants_step:
             return None
         saves = [closing.save for closing in plan.saves]
         plan.memory = self._cache.begin([slot.lease for slot in plan.slots], plan.captures, saves)
@@ -216,7 +221,7 @@ class Scheduler:
                 self._short = True
                 return False
             victim = victim_for(slot, self._slots, plan.slots)
-            if victim is None and self._joins.release_pins(self._waiting):
+            if self._cache.transfers.release_all() or (victim is None and self.joins.release_pins(self._waiting)):
                 continue
             if victim is None:
                 # Others, protected, are sure of their pages and get on; or a state is being saved. Either frees pages soon.
@@ -265,7 +270,7 @@ class Scheduler:
     def _remove(self, slot: Slot) -> None:
         self._slots.remove(slot)
         slot.go(SlotState.CLOSED)
-        self._joins.left(slot.sequence)
+        self.joins.left(slot.sequence)
 
     def _reserve_save(self, slot: Slot, kind: WantedKind, now: float) -> Reservation | None:
         """A snapshot for the state of a slot that goes; None where there is nothing new to save, or no snapshot to be had."""
@@ -294,9 +299,9 @@ class Scheduler:
             self._forget_closing(closing)
         for chunk in advanced:
             chunk.slot.position = chunk.end
-        if len(self._joins):
+        if len(self.joins):
             for chunk in advanced:
-                self._joins.advanced(chunk.slot.sequence, chunk.end)
+                self.joins.advanced(chunk.slot.sequence, chunk.end)
         emitted = progress_of_step(advanced, now) if plan.num_prefill else []
         for slot in open_slots:
             self._commit_slot(slot, sampled.get(slot), now, emitted)
@@ -344,7 +349,7 @@ class Scheduler:
         for slot in list(self._slots):
             emitted.append((slot.sequence, self._finished(slot.sequence, FinishReason.ERROR, now, error)))
             self._close(slot, now)
-        self._joins.release_pins(self._waiting)
+        self.joins.release_pins(self._waiting)
         self._cache.recover()
         self._cache.clear()
         return emitted
@@ -352,12 +357,7 @@ class Scheduler:
     def _count(self, plan: StepPlan, result: StepResult, skipped: int) -> None:
         num_decodes = plan.num_decodes - skipped
         self._budget.observe(plan.num_prefill, num_decodes, result.duration_s)
-        self.counters.steps += 1
-        self.counters.prefill_tokens += plan.num_prefill
-        self.counters.decode_tokens += num_decodes
-        self.counters.step_s += result.duration_s
-        self.counters.restores += len(plan.batch.restores)
-        self.counters.most_step_tokens = max(self.counters.most_step_tokens, plan.num_prefill + num_decodes)
+        self.counters.stepped(plan.num_prefill, num_decodes, len(plan.batch.restores), result.duration_s)
 
     def _commit_slot(self, slot: Slot, sampled: Sampled | None, now: float, emitted: Emitted) -> None:
         sequence = slot.sequence

@@ -40,6 +40,7 @@ class Slot:
     def of(cls, sequence: Sequence, lease: Lease, resume: ResumePoint, max_captures: int, *, hybrid: bool) -> "Slot":
         """Newly admitted; the lease was opened at `resume`."""
         branch = resume.matched_tokens if resume.matched_tokens > lease.start else None
+        sequence.row = lease.row
         length, boundaries = len(sequence.tokens), sequence.request.boundaries
         wanted = plan_captures(length, lease.start, boundaries, branch, (), max_captures, hybrid=hybrid)
         return cls(sequence, lease, lease.start, lease.start, wanted)

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.memory.stats import CacheStats
+from svc.slots.disk_tier import DiskTierStats
 from svc.slots.events import FinishReason
 
 
@@ -25,6 +26,14 @@ class SchedulerCounters:
     restores: int = 0
     most_step_tokens: int = 0
     finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
+
+    def stepped(self, prefill_tokens: int, decode_tokens: int, restores: int, duration_s: float) -> None:
+        self.steps += 1
+        self.prefill_tokens += prefill_tokens
+        self.decode_tokens += decode_tokens
+        self.step_s += duration_s
+        self.restores += restores
+        self.most_step_tokens = max(self.most_step_tokens, prefill_tokens + decode_tokens)
 
     def ended(self, reason: FinishReason, prompt_tokens: int, cached_tokens: int) -> None:
         self.finished[reason] += 1
@@ -54,3 +63,4 @@ class EngineStats:
     num_slots: int
     counters: SchedulerCounters
     cache: CacheStats
+    disk: DiskTierStats | None = None  # without a cache on disk

@@ -7,10 +7,12 @@ answer can be computed without it (`expected_answer`).
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from svc.compute.backend import NO_TOKEN, PENDING, Chunk, Completed, Sample, Sampled, StepBatch, StepRefusedError, StepResult
+from svc.compute.backend import NO_TOKEN, PENDING, Chunk, Completed, Sample, Sampled, Slab, StepBatch, StepRefusedError, StepResult
+from svc.compute.blocks import Blocks
 from svc.compute.sampling.params import SamplingParams
 from svc.memory.plan import MemoryPlan
 from svc.memory.tiers import Move
@@ -41,6 +43,22 @@ def _followed(drawn: Sampled, wanted: Sample) -> Sampled:
     """With the tokens that a grammar says must follow."""
     goes_on = wanted.forced is not None and drawn.token >= 0 and drawn.token not in wanted.stops
     return replace(drawn, forced=tuple(wanted.forced(drawn.token))) if goes_on and wanted.forced else drawn
+
+
+SLAB_NAMES = {
+    Slab.PAGES: "pages",
+    Slab.SNAPSHOTS: "snapshots",
+    Slab.HOST_PAGES: "host_pages",
+    Slab.HOST_SNAPSHOTS: "host_snapshots",
+}
+_contents: list[Any] = []  # what blocks stand for: the tokens do not fit into them. Of all fakes, so that one reads another's files
+
+
+def _as_block(contents: Any, size: int) -> Blocks:
+    _contents.append(list(contents) if isinstance(contents, list) else contents)
+    block = np.zeros(size, np.uint8)
+    block[:8] = np.array([len(_contents) - 1]).view(np.uint8)
+    return block
 
 
 class FakeBackend:
@@ -136,6 +154,22 @@ class FakeBackend:
         self._forward(batch)
         self._make_moves(0 if batch.await_moves else self.moves_lag)
         return [self._sample(sample) for sample in batch.samples]
+
+    def read_blocks(self, slab: Slab, places: Sequence[int]) -> Blocks:
+        self._make_moves(0)
+        source = getattr(self._slabs, SLAB_NAMES[slab])
+        return np.stack([_as_block(source[place], self._block_bytes(slab)) for place in places])
+
+    def write_blocks(self, slab: Slab, places: Sequence[int], blocks: Blocks) -> None:
+        self._make_moves(0)
+        target = getattr(self._slabs, SLAB_NAMES[slab])
+        for place, block in zip(places, blocks, strict=True):
+            contents = _contents[int(block[:8].view(np.int64)[0])]
+            target[place] = list(contents) if isinstance(contents, list) else contents
+
+    def _block_bytes(self, slab: Slab) -> int:
+        layout = self.plan.layout
+        return layout.page_bytes if slab in (Slab.PAGES, Slab.HOST_PAGES) else layout.state_bytes
 
     def close(self) -> None:
         pass

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
@@ -11,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from svc.memory.lease import COLD, Lease, Reservation, ResumePoint, StepMemory
 from svc.memory.placement import WantedKind
 from svc.memory.sequence_cache import SequenceCache, SnapshotRef, StaleSnapshotError
+from svc.memory.transfers import Import, Incoming
 from tests.memory.device_model import Chunk, Device, GrowingTokens, Prefix, small_plan
 
 CONTEXT = 40
@@ -71,6 +73,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.live: list[Live] = []
         self.steps: list[Step] = []  # under way, oldest first
         self.pins: list[SnapshotRef] = []
+        self.imports: list[Import] = []
         self.texts: list[Prefix] = [(0, 1, 1) * 9]
         self.matched: dict[Prefix, ResumePoint] = {}  # by text, as it was when last looked at
         self.now = 0.0
@@ -192,6 +195,7 @@ class MemoryMachine(RuleBasedStateMachine):
             elif live.lease in hit or not live.lease.ready:
                 self._close(live, live.position)
         self.cache.recover()
+        self.imports.clear()  # given up
         self.moves_over = moves
         assert not carried or not self._known(), "pages may have been lost on their way, and are matched"
 
@@ -215,6 +219,54 @@ class MemoryMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.0, 1.0, 60.0, 3600.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
+
+    @rule(data=st.data(), backs=st.sets(st.integers(0, 9), max_size=3))
+    def bring(self, data: st.DataObject, backs: set[int]) -> None:
+        """A text comes in from a file: pages and states are filled by a step of their own, as by whoever copies them."""
+        self._make_way()
+        tokens = self._draw_text(data)
+        states = [Incoming(len(tokens) - back, data.draw(KINDS)) for back in {0, *backs} if back < len(tokens)]
+        available = self.cache.num_available_pages()
+        coming = self.cache.transfers.begin(np.array(tokens, np.int32), states, self.now)
+        if coming is None:
+            assert self.cache.num_available_pages() >= available
+            return
+        self._begin(then=self._filling(coming, tokens))
+        self.imports.append(coming)
+
+    def _filling(self, coming: Import, tokens: Prefix) -> Callable[[], None]:
+        transfers, size = self.cache.transfers, self.device.page_tokens
+        places = [transfers.pool.device_place(page) for page in coming.own.tolist()]
+        snapshots = [(position, transfers.ring.device_place(ref)) for position, ref in coming.snapshots]
+
+        def fill() -> None:
+            for position in range(coming.first_own * size, len(tokens)):
+                page = places[position // size - coming.first_own]
+                self.device.pages[page][position % size] = tokens[: position + 1]
+            for position, place in snapshots:
+                self.device.set_snapshot(place, tokens[:position])
+
+        return fill
+
+    @precondition(lambda self: self.imports)
+    @rule(data=st.data(), finish=st.booleans())
+    def end_import(self, data: st.DataObject, finish: bool) -> None:
+        """It is there, or it is given up, perhaps while it is being filled."""
+        coming = self.imports.pop(data.draw(st.integers(0, len(self.imports) - 1)))
+        if finish:
+            self._finish_all()
+            self.cache.transfers.finish(coming, self.now)
+            self._expect_match(tuple(coming.tokens.tolist()))
+        else:
+            self.cache.transfers.release(coming)
+
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        """What only one sequence can use is dropped; others keep theirs."""
+        tokens = np.array(self._draw_text(data), np.int32)
+        before = self.cache.match(tokens).matched_tokens
+        self.cache.transfers.forget(tokens)
+        assert self.cache.match(tokens).matched_tokens <= before
 
     @rule(sure=st.integers(0, 9))
     def clear(self, sure: int) -> None:
@@ -243,6 +295,8 @@ class MemoryMachine(RuleBasedStateMachine):
         """Alone, without pins, a sequence can have every page; it is then given back, and nothing is known any more."""
         while self.pins:
             self.cache.unpin(self.pins.pop())
+        self.cache.transfers.release_all()
+        self.imports.clear()
         lease = self.cache.open((), COLD, self.now)
         assert lease is not None
         plan = self.cache.plan
@@ -275,6 +329,7 @@ class MemoryMachine(RuleBasedStateMachine):
             self._close(live, 0)
         while self.pins:
             self.cache.unpin(self.pins.pop())
+        self.cache.transfers.release_all()
         self.cache.clear()
         self.cache.check()
         stats = self.cache.stats()

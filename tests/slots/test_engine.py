@@ -2,12 +2,11 @@
 
 import asyncio
 import random
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from svc.compute.backend import Chunk, StepBatch, StepResult
+from svc.compute.backend import Chunk, StepBatch
 from svc.errors import DrainingError
 from svc.memory.plan import MemoryPlan
 from svc.memory.sequence_cache import SequenceCache
@@ -20,45 +19,9 @@ from svc.slots.scheduler import Scheduler
 from tests.fakes.event_reader import EventReader
 from tests.fakes.fake_backend import FakeBackend, expected_answer
 from tests.slots.harness import GREEDY, layout
+from tests.slots.loop_worker import LoopWorker
 
 PROBE = StepBatch(zero_rows=(0,), chunks=(Chunk(row=0, start=0, tokens=np.zeros(1, np.int32), pages=np.zeros(1, np.int32)),))
-
-
-class LoopWorker:
-    """Runs each batch on the loop, a few turns after it was asked to; can be held."""
-
-    def __init__(self, backend: FakeBackend) -> None:
-        self.backend = backend
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.asked = asyncio.Event()
-        self.num_submitted = self.most_at_once = 0
-        self._at_once = 0
-        self._last: asyncio.Task[StepResult] | None = None
-
-    def submit(self, batch: StepBatch) -> "LoopStep":
-        self.asked.set()
-        self.num_submitted += 1
-        self._at_once += 1
-        self.most_at_once = max(self.most_at_once, self._at_once)
-        self._last = asyncio.get_running_loop().create_task(self._run(batch, self._last))
-        return LoopStep(self._last)
-
-    async def _run(self, batch: StepBatch, before: "asyncio.Task[StepResult] | None") -> StepResult:
-        if before is not None:
-            await asyncio.wait([before])
-        await self.gate.wait()
-        await asyncio.sleep(0)
-        self._at_once -= 1
-        return self.backend.run(batch)
-
-
-@dataclass
-class LoopStep:
-    task: "asyncio.Task[StepResult]"
-
-    async def result(self) -> StepResult:
-        return await self.task
 
 
 class Bench:

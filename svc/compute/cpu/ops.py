@@ -9,7 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.backend import Sample, Sampled, StepBatch
+from svc.compute.backend import Sample, Sampled, Slab, StepBatch
+from svc.compute.blocks import Blocks, read_numpy, write_numpy
 from svc.compute.cpu import structs
 from svc.compute.cpu.caches import CpuCaches
 from svc.compute.cpu.library import KernelLibrary
@@ -171,6 +172,12 @@ class CpuOps:
 
     def moves_over(self, *, all_of_them: bool) -> int:
         return self._moves_over
+
+    def read_blocks(self, caches: CpuCaches, slab: Slab, places: Sequence[int]) -> Blocks:
+        return read_numpy(getattr(caches, slab.value), places)
+
+    def write_blocks(self, caches: CpuCaches, slab: Slab, places: Sequence[int], blocks: Blocks) -> None:
+        write_numpy(getattr(caches, slab.value), places, blocks)
 
     def copy_pages(self, caches: CpuCaches, pairs: NDArray[np.int32]) -> None:
         self._copy(caches.kv, caches.kv, pairs, from_side=0)

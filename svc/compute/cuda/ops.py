@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.backend import PENDING, Sample, Sampled, StepBatch
+from svc.compute.backend import PENDING, Sample, Sampled, Slab, StepBatch
+from svc.compute.blocks import Blocks, read_numpy
 from svc.compute.cuda import layers, output_head
 from svc.compute.cuda.arena import Arena
 from svc.compute.cuda.caches import CudaCaches
@@ -173,6 +174,18 @@ class CudaOps:
 
     def moves_over(self, *, all_of_them: bool) -> int:
         return self._tier_moves.over(all_of_them=all_of_them) if self._tier_moves else 0
+
+    def read_blocks(self, caches: CudaCaches, slab: Slab, places: Sequence[int]) -> Blocks:
+        source = getattr(caches, slab.value)
+        if slab in (Slab.HOST_PAGES, Slab.HOST_SNAPSHOTS):
+            return read_numpy(source, places)
+        rows = [self.device.to_host(source.rows(place, place + 1)) for place in places]
+        return np.concatenate(rows).view(np.uint8)
+
+    def write_blocks(self, caches: CudaCaches, slab: Slab, places: Sequence[int], blocks: Blocks) -> None:
+        target = getattr(caches, slab.value)
+        for place, block in zip(places, blocks, strict=True):
+            self.device.copy_in(target.rows(place, place + 1), block.view(target.dtype)[None])
 
     def copy_pages(self, caches: CudaCaches, pairs: NDArray[np.int32]) -> None:
         for part in _parts(pairs):

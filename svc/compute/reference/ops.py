@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.backend import Sample, Sampled, StepBatch
+from svc.compute.backend import Sample, Sampled, Slab, StepBatch
+from svc.compute.blocks import Blocks, read_numpy, write_numpy
 from svc.compute.ops import Caches, Ops, StepSizes
 from svc.compute.reference import caches as cache_ops
 from svc.compute.reference.attention_mixer import attention_mixer
@@ -86,6 +87,12 @@ class ReferenceOps:
 
     def moves_over(self, *, all_of_them: bool) -> int:
         return self._moves_over
+
+    def read_blocks(self, caches: ReferenceCaches, slab: Slab, places: Sequence[int]) -> Blocks:
+        return read_numpy(getattr(caches, slab.value), places)
+
+    def write_blocks(self, caches: ReferenceCaches, slab: Slab, places: Sequence[int], blocks: Blocks) -> None:
+        write_numpy(getattr(caches, slab.value), places, blocks)
 
     copy_pages = staticmethod(cache_ops.copy_pages)
     save_rows = staticmethod(cache_ops.save_rows)

@@ -72,7 +72,9 @@ def _slots(num_slots: int, taken: dict[int, SlotView], service: Service) -> web.
 def _slot(row: int, view: SlotView | None, service: Service) -> SlotOut:
     n_ctx = service.engine.context_tokens
     if view is None:
-        return SlotOut(row, n_ctx, False, False, [NextTokenOut(False, -1, 0)], "idle")
+        files = service.engine.slot_files
+        held = files.held_tokens(row) if files is not None else 0
+        return SlotOut(row, n_ctx, False, False, [NextTokenOut(False, -1, 0)], "idle", n_past=held)
     tokens = view.tokens.tolist() if service.show_prompts else None
     return SlotOut(
         id=row,
