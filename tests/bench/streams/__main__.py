@@ -28,7 +28,7 @@ from tests.bench.client import MODEL, machine
 
 ROOT = Path(__file__).parents[3]
 SERVER = "tests/bench/streams/server.py"  # each tree's own
-CHAT = {"messages": [{"role": "user", "content": "Tell me a long story."}]}
+CHAT = {"messages": [{"role": "user", "content": "Tell me a long story."}], "temperature": 0}
 LOAD: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", CHAT),
     "completions": ("/v1/completions", {"prompt": "Once"}),
@@ -68,8 +68,8 @@ def server(tree: Path, case: Case, arguments: argparse.Namespace) -> Iterator[IO
             process.kill()
 
 
-def measured(tree: Path, case: Case, arguments: argparse.Namespace) -> tuple[float, float]:
-    """(microseconds of the loop's thread per token, tokens per second)."""
+def measured(tree: Path, case: Case, arguments: argparse.Namespace) -> tuple[float, float, float]:
+    """(microseconds of the loop's thread per token, tokens per second, milliseconds of the longest gap; 0: not told)."""
     path, body = LOAD[case.load]
     data = json.dumps(body | {"stream": True, "ignore_eos": True, "max_tokens": 10 * arguments.steps}).encode()
     with server(tree, case, arguments) as output:
@@ -81,13 +81,21 @@ def measured(tree: Path, case: Case, arguments: argparse.Namespace) -> tuple[flo
                 connection.sendall(head + data)
                 selector.register(connection, selectors.EVENT_READ)
             selector.register(output, selectors.EVENT_READ)
+            events = 0  # since the beginning, for a server that does not count tokens
             while True:
                 for key, _ in selector.select():
                     if key.fileobj is output:
                         found = json.loads(output.readline())
-                        return 1e6 * found["cpu_s"] / found["tokens"], found["tokens"] / found["wall_s"]
+                        if "begin" in found:
+                            events = 0
+                            continue
+                        tokens = found.get("tokens", events)
+                        cost_s = found["cpu_s"] / tokens - found.get("alone_s", 0.0)
+                        return 1e6 * cost_s, tokens / found["wall_s"], found.get("longest_gap_ms", 0.0)
                     assert isinstance(key.fileobj, socket.socket)
-                    assert key.fileobj.recv(2**16), "the server has closed a stream"
+                    received = key.fileobj.recv(2**16)
+                    assert received, "the server has closed a stream"
+                    events += received.count(b"data: {")
 
 
 def compare(case: Case, arguments: argparse.Namespace) -> None:
@@ -96,9 +104,10 @@ def compare(case: Case, arguments: argparse.Namespace) -> None:
     costs = [[row[index][0] for row in rounds] for index in range(len(arguments.trees))]
     medians = [statistics.median(each) for each in costs]
     rates = [statistics.median(row[index][1] for row in rounds) for index in range(len(arguments.trees))]
+    gaps = [max(row[index][2] for row in rounds) for index in range(len(arguments.trees))]
     cells = [
-        f"{median:.1f} us ({min(each):.1f}-{max(each):.1f}), {rate:,.0f} tokens/s"
-        for median, each, rate in zip(medians, costs, rates, strict=True)
+        f"{median:.1f} us ({min(each):.1f}-{max(each):.1f}), {rate:,.0f} tokens/s" + (f", gap {gap:.1f} ms" if gap else "")
+        for median, each, rate, gap in zip(medians, costs, rates, gaps, strict=True)
     ]
     ratios = [f"{cost / medians[0]:.2f}" for cost in medians[1:]]
     print(f"| {case.load}, {case.streams} streams, steps of {case.step_ms:g} ms | {' | '.join(cells + ratios)} |", flush=True)
