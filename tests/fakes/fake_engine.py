@@ -12,6 +12,7 @@ from svc.memory.stats import CacheCounters, CacheStats
 from svc.slots.engine import EngineState
 from svc.slots.events import CacheReport, Event, Finished, FinishReason, Progress, Timing, TokenEvent, Usage
 from svc.slots.request import Request
+from svc.slots.slot_files import SlotFiles
 from svc.slots.stats import EngineStats, SchedulerCounters, SlotView
 from svc.slots.stream import TokenStream
 
@@ -87,6 +88,8 @@ class FakeSequence:
 
 class FakeEngine:
     """The part of Engine that http uses. With a script it answers by itself, one token per turn of the loop."""
+
+    slot_files: SlotFiles | None = None
 
     def __init__(
         self, script: Script | None = None, *, context_tokens: int = 4096, cached: Callable[[Request], int] | None = None

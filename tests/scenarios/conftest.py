@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.scenarios.server import Reply
+from tests.scenarios.server import Reply, Server
 
 _RATIOS = pytest.StashKey[list[tuple[str, int, int]]]()
 
@@ -22,6 +22,12 @@ def ratio(request: pytest.FixtureRequest) -> Iterator[Callable[[Reply, int], Non
         rows.append((request.node.name, reply.evaluated, least))
 
     return note
+
+
+@pytest.fixture
+def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model of all servers of a test."""
+    monkeypatch.setattr(Server, "model", request.param)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -49,6 +49,7 @@ class Server:
 
     def __init__(self, *flags: str) -> None:
         self._flags = flags
+        self._killed = False
 
     async def __aenter__(self) -> "Server":
         self.process = ServerProcess(self.model, *self._flags)
@@ -60,11 +61,17 @@ class Server:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._session.close()
         try:
-            if error is None:
+            if error is None and not self._killed:
                 code = await asyncio.to_thread(self.process.stop)
                 assert code == 0, f"exit code {code}: {self.process.lines[-40:]}"
         finally:
             self.process.__exit__(kind, error, trace)
+
+    async def kill(self) -> None:
+        """As a machine does it: the process has no time for anything. Leave the context then."""
+        self._killed = True
+        self.process.process.kill()
+        await asyncio.to_thread(self.process.process.wait)
 
     # -- requests ---------------------------------------------------------------------------------------------------------------
     async def complete(self, prompt: list[int], max_tokens: int = 8, **fields: Any) -> Reply:

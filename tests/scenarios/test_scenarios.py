@@ -59,12 +59,6 @@ def conversation(turns: int) -> list[Message]:
     return messages[:-1]
 
 
-@pytest.fixture
-def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model of all servers of a test."""
-    monkeypatch.setattr(Server, "model", request.param)
-
-
 on_both_models = pytest.mark.parametrize("served", [MODEL, BUNDLED_MODEL], ids=["tiny", "bundled"], indirect=True)
 """On random weights and on the trained model that is shipped."""
 
