@@ -10,10 +10,11 @@ from msgspec import UNSET
 from svc.errors import RequestError
 from svc.http.answer import MAX_UNREAD_BYTES, Answer, AnswerBuffer
 from svc.http.answer_rules import FREE, AnswerRules
+from svc.http.cache_report import owner_of, report_out
 from svc.http.inbox import Inbox
 from svc.http.options import GenerationOptions
 from svc.http.rate_limits import Tenant
-from svc.http.schema import CacheReportOut, CompletionTokensDetails, HeadraceOut, PromptTokensDetails, TimingsOut, UsageOut
+from svc.http.schema import CompletionTokensDetails, HeadraceOut, PromptTokensDetails, TimingsOut, UsageOut
 from svc.http.service import Service
 from svc.http.text.answer_text import AnswerText
 from svc.http.text.chat_template import PromptTokens
@@ -108,6 +109,7 @@ class Generation:
             use_cache=options.use_cache,
             tenant=self._tenant_name,
             queue_share=self._queue_share,
+            owner=owner_of(self._tenant_name, all_shown=service.show_prompts),
             on_token=answer.on_token,
             progress=options.stream and (options.return_progress or options.timings_per_token),
             text_ends=bool(options.stop or options.min_indent) or options.max_predict_s > 0 or rules.text_ends,
@@ -178,6 +180,6 @@ class Generation:
         """`report` of one answer that has ended."""
         if not self.options.cache_report or answer.finished is None:
             return None
-        cache = answer.finished.cache
-        report = CacheReportOut(cache.matched_tokens, cache.resumed_at, cache.reason)
+        end = answer.finished
+        report = report_out(end.cache, answer.prompt.ids, end.usage.cached_tokens, self.service.tokenizer)
         return HeadraceOut(report, masked=list(self.masked) or UNSET)

@@ -173,6 +173,8 @@ def _generation_fields(generation: Generation) -> dict[str, Any]:
         "matched_tokens": cache.matched_tokens,
         "resumed_at": cache.resumed_at,
         "why": cache.reason,
+        "tier": cache.tier,
+        "differs_at": None if cache.difference is None else cache.difference.position,
     }
 
 

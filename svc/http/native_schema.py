@@ -2,7 +2,7 @@
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from svc.http.schema import HeadraceOut, ProgressOut, TimingsOut
+from svc.http.schema import CacheReportOut, HeadraceOut, ProgressOut, TimingsOut
 
 
 class NativeTopOut(Struct):
@@ -170,6 +170,7 @@ class SlotOut(Struct):
     n_prompt_tokens: int = 0
     n_prompt_tokens_cached: int = 0
     n_past: int = 0
+    cache: CacheReportOut | UnsetType = UNSET  # text in it only with that of the prompt
     prompt: str | UnsetType = UNSET
     generated: str | UnsetType = UNSET
 

@@ -238,12 +238,24 @@ class ProgressOut(Struct):
     time_ms: int
 
 
+class DifferenceOut(Struct, omit_defaults=True):
+    """The first token at which known text goes on otherwise than the prompt, and the text around it."""
+
+    position: int
+    before: str | UnsetType = UNSET  # what both have
+    prompt: str | UnsetType = UNSET
+    cached: str | UnsetType | None = UNSET  # null: it may be somebody else's
+
+
 class CacheReportOut(Struct):
     """Why prompt tokens were evaluated (asked for with `cache_report`)."""
 
     matched_tokens: int
     resumed_at: int
+    evaluated_tokens: int
     reason: str
+    tier: str | None  # "device", "host" or "disk"; null where nothing was reused
+    difference: DifferenceOut | None  # null where known text ends, or nothing was looked up
 
 
 class HeadraceOut(Struct, omit_defaults=True):

@@ -121,6 +121,7 @@ class Lease:
     table: BlockTable
     tokens: TokenSource  # of the sequence: read when something is published
     serial: int  # its name as a writer of pages
+    owner: str  # whose text it is; empty: not known
     shared_page: int | None  # index of the partial page it must copy or steal before its first write
     snapshot: SnapshotRef | None  # pinned until the restore is done
     anchor: SnapshotRef | None  # deepest snapshot known on its path: where walks of the tree begin

@@ -41,6 +41,7 @@ class Node:
     leaf_index: int  # its index in PrefixTree.leaves, -1 for inner nodes
     resident: int  # leading pages that may be on the device; a page behind can be too, if a neighbour shares it
     whole_pages: Pages | None = None  # all of its path but that of a partial last tile; kept at some nodes (_path_pages)
+    owner: str = ""  # whose text the edge is, if one's alone (other_text.py)
 
     @property
     def end(self) -> int:
@@ -155,21 +156,21 @@ class PrefixTree:
         return -(-node.end // self._page_tokens) - node.start // self._page_tokens
 
     # -- growing --------------------------------------------------------------------------------------------------------------
-    def insert(self, tokens: TokenArray, pages: Pages, now: float, base: Node | None = None) -> Node:
+    def insert(self, tokens: TokenArray, pages: Pages, now: float, base: Node | None = None, owner: str = "") -> Node:
         """The node that ends exactly at len(tokens) > 0, made if need be; known edges keep their own pages.
 
         `pages` covers all of `tokens`, whose first base.end are known to be the path of `base`. The rows newly referenced are
         sealed. Unless the node has a snapshot, the caller attaches one before anything else happens to the tree.
         """
-        return self._insert(self.walk(tokens, base), tokens, pages, now)
+        return self._insert(self.walk(tokens, base), tokens, pages, now, owner)
 
-    def insert_pages(self, tokens: TokenArray, pages: Pages, now: float) -> None:
+    def insert_pages(self, tokens: TokenArray, pages: Pages, now: float, owner: str = "") -> None:
         """Attention-only: makes all of `tokens` known without a snapshot. `pages` covers them."""
         assert not self.hybrid, "pages of a hybrid model need a snapshot"
         walk = self.walk(tokens)
         self.touch(walk, now)
         if walk.matched < len(tokens):
-            self._insert(walk, tokens, pages, now)
+            self._insert(walk, tokens, pages, now, owner)
 
     def touch(self, walk: Walk, now: float) -> None:
         """Notes a use of everything on the walk."""
@@ -324,21 +325,21 @@ class PrefixTree:
             child = next(iter(child.children.values()))
         return int(child.pages[0])
 
-    def _insert(self, walk: Walk, tokens: TokenArray, pages: Pages, now: float) -> Node:
+    def _insert(self, walk: Walk, tokens: TokenArray, pages: Pages, now: float, owner: str) -> Node:
         """`insert`, when the tree has been walked."""
         last = walk.path[-1] if walk.path else walk.base
         if last.end > walk.matched:
             last = self._split(last, walk.matched)
         if walk.matched == len(tokens):
             return last
-        return self._add_leaf(last, tokens, pages, now)
+        return self._add_leaf(last, tokens, pages, now, owner)
 
-    def _add_leaf(self, base: Node, tokens: TokenArray, pages: Pages, now: float) -> Node:
+    def _add_leaf(self, base: Node, tokens: TokenArray, pages: Pages, now: float, owner: str) -> Node:
         start, end, size = base.end, len(tokens), self._page_tokens
         first = start // size
         own = pages[first : -(-end // size)].copy()
         assert len(own) == -(-end // size) - first, f"{len(pages)} pages do not cover {end} tokens"
-        leaf = Node(base, start, *_edge(tokens[start:]), own, {}, None, now, -1, len(own))
+        leaf = Node(base, start, *_edge(tokens[start:]), own, {}, None, now, -1, len(own), owner=owner)
         self._pool.add_references(own)
         self._pool.seal_whole(own[: end // size - first])
         if end % size:
@@ -360,6 +361,7 @@ class PrefixTree:
         resident = min(node.resident, num_upper)
         upper_pages = node.pages[:num_upper].copy()
         upper = Node(parent, node.start, *_edge(node.tokens[:offset]), upper_pages, {}, None, node.last_use, -1, resident)
+        upper.owner = node.owner
         parent.children[int(upper.tokens[0])] = upper
         upper.children[int(node.tokens[offset])] = node
         node.tokens, node.data = _edge(node.tokens[offset:])
@@ -394,6 +396,7 @@ class PrefixTree:
         child.pages = np.concatenate([node.pages[:shared], child.pages])
         child.tokens, child.data = _edge(np.concatenate([node.tokens, child.tokens]))
         child.parent, child.start = node.parent, node.start
+        child.owner = child.owner if child.owner == node.owner else ""
         self.num_nodes -= 1
         self.version += 1
 

@@ -91,9 +91,9 @@ class SequenceCache:
         position = max(position, 0)
         return ResumePoint(position, snapshot, walk.matched, walk, self._tree.pages(walk, position), self._tree.version)
 
-    def open(self, tokens: TokenIds | TokenSource, resume: ResumePoint, now: float) -> Lease | None:
+    def open(self, tokens: TokenIds | TokenSource, resume: ResumePoint, now: float, owner: str = "") -> Lease | None:
         """Takes a state row and pins the shared pages and the snapshot. None, and nothing pinned, when no row is free, or not
-        enough pages on the device for those that must come from the host.
+        enough pages on the device for those that must come from the host. `owner`: whose text it is.
 
         Raises StaleSnapshotError when `resume` is no longer true; match again. Opening right after matching is always safe.
         """
@@ -122,7 +122,7 @@ class SequenceCache:
         for page in absent:
             self._arriving[page] = self._moves.add(MoveKind.PAGE_IN, *self._pool.move_in(page))
         table = BlockTable(size, pages, self._pool.places_of(pages))
-        lease = Lease(row, resume.position, table, source, next(self._serials), shared, resume.snapshot, resume.snapshot)
+        lease = Lease(row, resume.position, table, source, next(self._serials), owner, shared, resume.snapshot, resume.snapshot)
         self._leases[lease.serial] = lease
         if resume.snapshot is not None:
             lease.trail.append(resume.snapshot)
@@ -303,7 +303,7 @@ class SequenceCache:
         assert not lease.closed, f"{lease!r} is closed twice"
         assert valid <= min(len(tokens), lease.table.end), f"{valid} valid positions, but {lease!r} and {len(tokens)} tokens"
         if valid > lease.start and not self._hybrid:  # else there is nothing new, and its copy of a shared page may not be made yet
-            self._tree.insert_pages(tokens[:valid], lease.table.pages, now)
+            self._tree.insert_pages(tokens[:valid], lease.table.pages, now, lease.owner)
         for reservation in list(lease.reserved.values()):
             self.discard(reservation)
         if lease.new_copy is not None:
@@ -373,7 +373,7 @@ class SequenceCache:
         assert position <= min(len(tokens), lease.table.end), f"{ref} at {position} lies beyond the pages of {lease!r}"
         self._ring.mark_written(ref)
         del lease.reserved[position]
-        node = self._tree.insert(tokens[:position], lease.table.pages, now, self._anchor(lease, position))
+        node = self._tree.insert(tokens[:position], lease.table.pages, now, self._anchor(lease, position), lease.owner)
         if node.snapshot_id is not None:
             self._counters.num_duplicates += 1
             if self._ring.is_pinned(node.snapshot_id) or not self._ring.is_pinned(ref.snapshot_id):

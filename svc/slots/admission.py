@@ -148,16 +148,15 @@ class Admission:
         return sequence.resume
 
     def _open(self, sequence: Sequence, resume: ResumePoint, now: float, *, alone: bool) -> Slot | None:
-        lease = self._cache.open(sequence.buffer, resume, now)
+        lease = self._cache.open(sequence.buffer, resume, now, sequence.request.owner)
         if lease is None and alone:
             lease, resume = self._joins.open_alone(sequence, resume, self._waiting, now)
         if lease is None:
             return None
         join = sequence.join
         helped = join is not None and join.pinned is not None and lease.start >= join.position
-        joined = helped and join is not None and join.leader is not None
         self._waiting.take(sequence, self._joins.aside)
         self._joins.forget(sequence)
-        note_admission(sequence, resume, lease.start, now, joined=joined)
+        note_admission(sequence, resume, lease, now, join if helped else None)
         sequence.resume, sequence.overtaken = None, 0
         return Slot.of(sequence, lease, resume, self._captures_per_prompt, hybrid=self._hybrid)

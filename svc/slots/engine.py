@@ -19,7 +19,7 @@ from svc.errors import DrainingError
 from svc.memory.sequence_cache import SequenceCache
 from svc.slots.batch import StepPlan
 from svc.slots.disk_tier import DiskTier
-from svc.slots.events import CacheReport, Event, Finished, FinishReason, Timing, Usage
+from svc.slots.events import NOT_ADMITTED, Event, Finished, FinishReason, Timing, Usage
 from svc.slots.idle_check import IdleCheck
 from svc.slots.request import Request, Sequence
 from svc.slots.scheduler import Emitted, Scheduler
@@ -290,6 +290,7 @@ class Engine:
                 position=slot.position,
                 generated=slot.sequence.generated,
                 max_tokens=slot.sequence.request.max_tokens,
+                cache=slot.sequence.cache,
                 tokens=slot.sequence.tokens,
             )
             for slot in self._scheduler.slots
@@ -298,4 +299,4 @@ class Engine:
 
 def failed_internally() -> Finished:
     """The end of a request whose counts are lost to a bug of ours."""
-    return Finished(FinishReason.ERROR, Usage(0, 0, 0), Timing(0, 0, 0), CacheReport(0, 0, ""), "internal error")
+    return Finished(FinishReason.ERROR, Usage(0, 0, 0), Timing(0, 0, 0), NOT_ADMITTED, "internal error")

@@ -61,12 +61,25 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class Difference:
+    """The first token of a prompt at which known text goes on with another one."""
+
+    position: int
+    cached: tuple[int, ...] = ()  # the first of the other tokens there; none unless they are known to be the asker's own
+
+
+@dataclass(frozen=True, slots=True)
 class CacheReport:
     """Why tokens were evaluated: what matched, where it resumed, and the reason for the rest."""
 
     matched_tokens: int  # longest prefix known to the tree when the request was first admitted
     resumed_at: int
     reason: str  # one of usage_report.REASONS; empty when it was never admitted
+    tier: str = ""  # what it resumed from: one of usage_report.TIERS; empty where nothing was reused
+    difference: Difference | None = None  # None where nothing known goes on otherwise
+
+
+NOT_ADMITTED = CacheReport(0, 0, "")
 
 
 @dataclass(frozen=True, slots=True)

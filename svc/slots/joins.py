@@ -113,8 +113,9 @@ class Joins:
         """Opens with all slots empty, where the device has no places for the pages that must come from the host: pins are in the
         way, or what comes from the disk. So without them, or else from nothing. Returns the resume point used too."""
         released = self._cache.transfers.release_all() | self.release_pins(waiting)
-        lease = self._cache.open(sequence.buffer, resume, now) if released else None
-        return (lease, resume) if lease is not None else (self._cache.open(sequence.buffer, COLD, now), COLD)
+        owner = sequence.request.owner
+        lease = self._cache.open(sequence.buffer, resume, now, owner) if released else None
+        return (lease, resume) if lease is not None else (self._cache.open(sequence.buffer, COLD, now, owner), COLD)
 
     def release_pins(self, sequences: Iterable[Sequence]) -> bool:
         """Gives back the pins of requests that have not resumed yet (memory is short). Whether there were any."""

@@ -13,7 +13,7 @@ from svc.memory.lease import ResumePoint
 from svc.memory.placement import Boundary, BoundaryKind
 from svc.memory.snapshot_ring import SnapshotRef
 from svc.memory.tokens import TokenIds, common_prefix
-from svc.slots.events import TokenText
+from svc.slots.events import NOT_ADMITTED, CacheReport, TokenText
 
 __all__ = ["Boundary", "BoundaryKind", "JoinWait", "Request", "SamplingParams", "Sequence"]
 
@@ -58,6 +58,7 @@ class Request:
     priority: int = 0  # higher goes first
     tenant: str = ""  # whose request it is: tenants take turns in the queue
     queue_share: float = 1.0  # of the places in the queue, that its tenant may have
+    owner: str = ""  # who may be shown what is kept of its text; empty: nobody
     on_token: Callable[[int], TokenText] | None = None
     text_ends: bool = True
     slot: int | None = None  # the number under which it can be saved afterwards; None: that of the slot it gets
@@ -114,9 +115,7 @@ class Sequence:
     full_at: int  # tokens in all, prompt included, with which the answer has all that it may have
     generated: int = 0
     cached_tokens: int | None = None  # prompt tokens never evaluated for this request; None before it is admitted
-    matched_tokens: int = 0
-    resumed_at: int = 0
-    reason: str = ""
+    cache: CacheReport = NOT_ADMITTED  # of its first admission
     join: JoinWait | None = None
     fetching: bool = False  # whether a state of its prompt is on its way from the disk
     penalized: bool = False  # whether the choice of a token depends on earlier ones

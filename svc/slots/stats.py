@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from svc.memory.stats import CacheStats
 from svc.slots.disk_tier import DiskTierStats
-from svc.slots.events import FinishReason
+from svc.slots.events import CacheReport, FinishReason
 
 
 @dataclass(slots=True)
@@ -53,6 +53,7 @@ class SlotView:
     position: int
     generated: int
     max_tokens: int
+    cache: CacheReport
     tokens: NDArray[np.int32]  # [prompt_tokens + generated]
 
 

@@ -2,10 +2,11 @@
 
 from svc.compute.backend import NO_TOKEN, NOT_FINITE
 from svc.errors import RequestError, context_exceeded
-from svc.memory.sequence_cache import ResumePoint
+from svc.memory.other_text import other_text
+from svc.memory.sequence_cache import Lease, ResumePoint
 from svc.slots.batch import PlannedChunk
-from svc.slots.events import CacheReport, Event, Finished, FinishReason, Progress, Timing, Usage
-from svc.slots.request import Sequence
+from svc.slots.events import CacheReport, Difference, Event, Finished, FinishReason, Progress, Timing, Usage
+from svc.slots.request import JoinWait, Sequence
 
 REASONS = {
     "full": "every prompt token was known",
@@ -16,6 +17,11 @@ REASONS = {
     "cache_off": "the request asked not to use the cache",
 }
 """Why prompt tokens had to be evaluated."""
+
+TIERS = ("device", "host", "disk")
+"""Where what a request resumes from was when it came: the slowest of them that it had to wait for."""
+
+MAX_SHOWN_TOKENS = 12  # of the other text at a difference
 
 SAMPLING_FAILURES = {
     NOT_FINITE: "the model's output was not finite (NaN or infinity)",
@@ -65,16 +71,21 @@ def answer_tokens(prompt_tokens: int, max_tokens: int | None, context_tokens: in
     return room if max_tokens is None else min(max_tokens, room)
 
 
-def note_admission(sequence: Sequence, resume: ResumePoint, start: int, now: float, *, joined: bool) -> None:
-    """It has a slot, with `start` tokens that need no evaluation. `joined`: it resumes where it waited for another
-    one."""
+def note_admission(sequence: Sequence, resume: ResumePoint, lease: Lease, now: float, source: JoinWait | None) -> None:
+    """It has a slot. `source`: what it waited for and resumes from."""
+    start = lease.start
     known_prompt = min(start, sequence.num_prompt)
     if sequence.cached_tokens is None:
         sequence.admitted_s = now
         sequence.cached_tokens = known_prompt
-        sequence.matched_tokens = min(resume.matched_tokens, sequence.num_prompt)
-        sequence.resumed_at = start
-        sequence.reason = _reason(sequence, resume, joined=joined)
+        joined = source is not None and source.leader is not None
+        sequence.cache = CacheReport(
+            min(resume.matched_tokens, sequence.num_prompt),
+            start,
+            _reason(sequence, resume, joined=joined),
+            _tier(lease, source),
+            _difference(sequence, resume),
+        )
     else:  # back after preemption: only tokens that were never evaluated for it count as cached
         sequence.cached_tokens = min(sequence.cached_tokens, known_prompt)
 
@@ -87,9 +98,25 @@ def finished(sequence: Sequence, reason: FinishReason, now: float, error: str | 
         reason=reason,
         usage=Usage(sequence.num_prompt, sequence.cached_tokens or 0, sequence.generated),
         timing=Timing(queue_s=admitted - sequence.arrival_s, prefill_s=first - admitted, decode_s=now - first),
-        cache=CacheReport(sequence.matched_tokens, sequence.resumed_at, sequence.reason),
+        cache=sequence.cache,
         error=error,
     )
+
+
+def _tier(lease: Lease, source: JoinWait | None) -> str:
+    """One of TIERS, or nothing."""
+    if not lease.start:
+        return ""
+    if source is not None and source.leader is None:
+        return "disk"
+    return "device" if lease.ready else "host"
+
+
+def _difference(sequence: Sequence, resume: ResumePoint) -> Difference | None:
+    if resume.walk is None or resume.matched_tokens >= sequence.num_prompt:
+        return None
+    other = other_text(resume.walk, sequence.request.owner, MAX_SHOWN_TOKENS)
+    return None if other is None else Difference(resume.matched_tokens, other)
 
 
 def _reason(sequence: Sequence, resume: ResumePoint, *, joined: bool) -> str:

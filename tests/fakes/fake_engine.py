@@ -10,13 +10,15 @@ import numpy as np
 from svc.errors import context_exceeded
 from svc.memory.stats import CacheCounters, CacheStats
 from svc.slots.engine import EngineState
-from svc.slots.events import CacheReport, Event, Finished, FinishReason, Progress, Timing, TokenEvent, Usage
+from svc.slots.events import CacheReport, Difference, Event, Finished, FinishReason, Progress, Timing, TokenEvent, Usage
 from svc.slots.request import Request
 from svc.slots.slot_files import SlotFiles
 from svc.slots.stats import EngineStats, SchedulerCounters, SlotView
 from svc.slots.stream import TokenStream
 
 Script = Callable[[Request], Iterable[int | TokenEvent]]
+CACHE = CacheReport(3, 2, "no_snapshot", "host", Difference(3, tuple(b"tic")))
+"""Of every request."""
 
 
 def saying(text: str) -> Script:
@@ -77,7 +79,7 @@ class FakeSequence:
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
         usage = Usage(len(self.request.prompt), self.cached_tokens, len(self.generated))
-        finished = Finished(reason, usage, Timing(0.25, 0.5, 1.0), CacheReport(3, 2, "no_snapshot"), error)
+        finished = Finished(reason, usage, Timing(0.25, 0.5, 1.0), CACHE, error)
         self.stream.push(finished)
         self.on_end(self, finished)
 
@@ -99,6 +101,7 @@ class FakeEngine:
         self.last_progress_s = 0.0
         self.context_tokens = context_tokens
         self.room = 10_000
+        self.slot_files: SlotFiles | None = None
         self.script = script
         self.refusal: Exception | None = None  # raised by the next submits
         self.on_finished: Callable[[Request, Finished], None] | None = None
@@ -169,6 +172,7 @@ class FakeEngine:
                 position=len(sequence.request.prompt) + len(sequence.generated),
                 generated=len(sequence.generated),
                 max_tokens=sequence.request.max_tokens,
+                cache=CACHE,
                 tokens=np.array([*sequence.request.prompt, *sequence.generated], np.int32),
             )
             for row, sequence in enumerate(sequence for sequence in self.sequences if not sequence.ended)

@@ -231,7 +231,21 @@ async def test_cache_report_is_told_on_request() -> None:
         body = {**USER, "cache_report": True}
         _, whole = await at.post("/v1/chat/completions", body)
         *chunks, _ = await at.events("/v1/chat/completions", body)
-    report = {"cache": {"matched_tokens": 3, "resumed_at": 2, "reason": "no_snapshot"}}
+    report = {
+        "cache": {
+            "matched_tokens": 3,
+            "resumed_at": 2,
+            "evaluated_tokens": len(ids(PROMPT)) - 2,
+            "reason": "no_snapshot",
+            "tier": "host",
+            "difference": {
+                "position": 3,
+                "before": "<|im_start|>us",
+                "prompt": "er\nhi<|im_end|>\n<|im_start|>assi",
+                "cached": "tic",
+            },
+        }
+    }
     assert whole["headrace"] == report == chunks[-1]["headrace"]
     assert whole["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
 

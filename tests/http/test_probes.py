@@ -158,9 +158,10 @@ async def test_one_line_per_request() -> None:
         "event": "request", "level": "info", "request_id": "abc", "method": "POST", "path": "/v1/completions", "status": 200,
         "ms": 0, "id": "", "stream": False, "n": 1, "temperature": 1.0, "seed": 5, "max_tokens": 3, "finish": "length",
         "prompt_tokens": 10, "cached_tokens": 4, "generated_tokens": 3, "queue_ms": 250.0, "ttft_ms": 750.0, "tpot_ms": 500.0,
-        "matched_tokens": 3, "resumed_at": 2, "why": "no_snapshot",
+        "matched_tokens": 3, "resumed_at": 2, "why": "no_snapshot", "tier": "host", "differs_at": 3,
     }  # fmt: skip
     assert "word" not in at.log.getvalue()
+    assert "tic" not in at.log.getvalue()
 
 
 @pytest.mark.parametrize(("said", "intervals"), [("ab", 2), ("abcdef", 2), ("a", 1), ("", 0)])

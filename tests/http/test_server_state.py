@@ -54,6 +54,10 @@ async def test_slots_tell_counts_and_no_text() -> None:
         sequence.end(FinishReason.STOP)
         await response.read()
     assert taken.pop("request_id") == sequence.request.id
+    assert taken.pop("cache") == {
+        "matched_tokens": 3, "resumed_at": 2, "evaluated_tokens": 2, "reason": "no_snapshot", "tier": "host",
+        "difference": {"position": 3},
+    }  # fmt: skip
     assert taken == {
         "id": 0, "n_ctx": 4096, "is_processing": True, "speculative": False, "state": "decode", "n_prompt_tokens": 6,
         "n_prompt_tokens_cached": 4, "n_past": 7, "next_token": [{"has_next_token": True, "n_remain": 8, "n_decoded": 1}],
@@ -73,6 +77,7 @@ async def test_slots_with_text() -> None:
         sequence.end(FinishReason.STOP)
         await response.read()
     assert (taken["prompt"], taken["generated"]) == ("secret<|im_end|>", "xy")
+    assert taken["cache"]["difference"] == {"position": 3, "before": "sec", "prompt": "ret<|im_end|>", "cached": "tic"}
     assert "prompt" not in free
 
 

@@ -159,7 +159,9 @@ async def test_after_a_restart_everything_is_as_warm_as_before(tmp_path: Path, h
     async with Server(folder(tmp_path, "b"), hybrid=hybrid) as server:
         assert await server.cached(prompt) == 0
     async with Server(folder(tmp_path, "b"), hybrid=hybrid) as server:
-        warm = [await server.cached(tokens, 3) for tokens in (prompt, turn, edited)]
+        first = await server.ask(prompt, 3)
+        warm = [first.usage.cached_tokens, *[await server.cached(tokens, 3) for tokens in (turn, edited)]]
+        assert first.cache.tier == "disk"
         assert warm[0] == 300
         assert warm == hot
         assert server.disk.stats().counters.fetches >= 1

@@ -5,6 +5,7 @@ from dataclasses import replace
 from aiohttp import web
 from msgspec import UNSET
 
+from svc.http.cache_report import counts_out, report_out
 from svc.http.endpoints.native import settings
 from svc.http.errors import not_supported, unavailable
 from svc.http.native_schema import DefaultSettingsOut, ModalitiesOut, NextTokenOut, PropsOut, SlotOut
@@ -76,6 +77,10 @@ def _slot(row: int, view: SlotView | None, service: Service) -> SlotOut:
         held = files.held_tokens(row) if files is not None else 0
         return SlotOut(row, n_ctx, False, False, [NextTokenOut(False, -1, 0)], "idle", n_past=held)
     tokens = view.tokens.tolist() if service.show_prompts else None
+    if tokens is None:
+        cache = counts_out(view.cache, view.prompt_tokens, view.cached_tokens)
+    else:
+        cache = report_out(view.cache, tokens[: view.prompt_tokens], view.cached_tokens, service.tokenizer)
     return SlotOut(
         id=row,
         n_ctx=n_ctx,
@@ -87,6 +92,7 @@ def _slot(row: int, view: SlotView | None, service: Service) -> SlotOut:
         n_prompt_tokens=view.prompt_tokens,
         n_prompt_tokens_cached=view.cached_tokens,
         n_past=view.position,
+        cache=cache,
         prompt=UNSET if tokens is None else service.tokenizer.decode_known(tokens[: view.prompt_tokens]),
         generated=UNSET if tokens is None else service.tokenizer.decode_known(tokens[view.prompt_tokens :]),
     )
