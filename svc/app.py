@@ -16,7 +16,7 @@ from types import ModuleType
 
 import numpy as np
 
-from svc.cache_files import identity_of, open_store
+from svc.cache_files import check_folders, identity_of, open_store, slot_folder
 from svc.compute.backend import Chunk, Sample, StepBatch
 from svc.compute.sampling.params import SamplingParams
 from svc.compute.worker import ComputeWorker
@@ -71,6 +71,7 @@ def run_server(config: Config) -> int:
 async def serve(config: Config, logger: Logger, dropped_lines: Callable[[], int] = lambda: 0) -> int:
     """As `run_server`, on a running loop. `dropped_lines`: log lines lost so far, for the metrics."""
     manager = service_manager()
+    check_folders(config)  # before the model is loaded, which takes long
     notifier, metrics, door = Notifier(manager.notify_socket), Metrics(), Door()
     metrics.follow_log(dropped_lines)
     keys = None if config.api_key_file is None else ApiKeys.load(config.api_key_file)
@@ -133,10 +134,11 @@ async def private_server(config: Config, logger: Logger, progress: Progress) -> 
 @asynccontextmanager
 async def _running(config: Config, logger: Logger, loaded: LoadedModel, metrics: Metrics) -> AsyncIterator[Engine]:
     """A warm engine on its compute thread. Leaving stops both."""
+    slots = await asyncio.to_thread(slot_folder, config)
     identity = await asyncio.to_thread(identity_of, config, loaded)
     store = await asyncio.to_thread(open_store, config, loaded, identity, logger)
     worker = ComputeWorker(loaded.runner)
-    engine, disk = _engine(config, loaded, worker, metrics, logger, identity, store)
+    engine, disk = _engine(config, loaded, worker, metrics, logger, identity, store, slots)
     try:
         await _warm_up(worker, loaded)
         await engine.start()
@@ -208,6 +210,7 @@ def _engine(
     logger: Logger,
     identity: Identity,
     store: DiskStore | None,
+    slots: Path | None,
 ) -> tuple[Engine, DiskTier | None]:
     cache = SequenceCache(loaded.runner.plan)
     budget = ChunkBudget(config.max_step_tokens, config.max_step_ms / 1000)
@@ -245,7 +248,7 @@ def _engine(
         idle_check=IdleCheck(cache.check, checked, time.monotonic),
         disk=disk,
         slot_files=SlotFiles(
-            None if config.slot_save_path is None else Path(config.slot_save_path),
+            slots,
             identity,
             worker,
             cache,

@@ -1,11 +1,13 @@
 """Opens the cache on disk for a loaded model."""
 
 import hashlib
+import tempfile
 from pathlib import Path
 
 from svc.config import Config
 from svc.disk.records import Identity
-from svc.disk.store import DiskStore
+from svc.disk.store import DiskStore, check_folder
+from svc.errors import ConfigError
 from svc.gguf.fingerprint import fingerprint
 from svc.log import Logger
 from svc.model_loading import LoadedModel
@@ -25,6 +27,26 @@ def identity_of(config: Config, loaded: LoadedModel) -> Identity:
         state_bytes=layout.state_bytes,
         kv_type=layout.kv_type,
     )
+
+
+def slot_folder(config: Config) -> Path | None:
+    """Where slots are saved, None if they are not. ConfigError if files cannot be made there."""
+    if config.slot_save_path is None:
+        return None
+    folder = Path(config.slot_save_path)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise ConfigError(f"slot_save_path: {folder} cannot be used: {error.strerror}") from None
+
+
+def check_folders(config: Config) -> None:
+    """ConfigError if a folder for the cache or for slots cannot be used. That another process has it is no error."""
+    slot_folder(config)
+    if config.cache_dir is not None:
+        check_folder(Path(config.cache_dir))
 
 
 def open_store(config: Config, loaded: LoadedModel, identity: Identity, logger: Logger) -> DiskStore | None:

@@ -1,5 +1,6 @@
 """`headrace serve --check`: everything that a start would refuse, without reading a weight."""
 
+from svc.cache_files import check_folders
 from svc.config import Config
 from svc.http.access import CorsPolicy
 from svc.http.address import is_free
@@ -18,6 +19,7 @@ def check_server(config: Config, logger: Logger) -> str:
     """
     keys = None if config.api_key_file is None else ApiKeys.load(config.api_key_file)
     CorsPolicy(config.cors_origins)
+    check_folders(config)
     free = is_free(config.host, config.port)
     prepared = prepare(config, logger)
     _check_tensors(prepared)

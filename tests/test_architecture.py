@@ -44,6 +44,7 @@ MAY_IMPORT = {
     "svc.lifecycle": ("svc.log",),
     "svc.model_loading": ("svc.http.text", "svc.memory", "svc.compute", "svc.model", "svc.gguf", "svc.log", "svc.machine"),
     "svc.check": (
+        "svc.cache_files",
         "svc.model_loading",
         "svc.http.access",
         "svc.http.address",

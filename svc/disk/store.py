@@ -380,13 +380,22 @@ def _numbered(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(name), path) for name, path in found if name.isdecimal() and name.isascii())
 
 
-def _locked(folder: Path) -> IO[str]:
-    """The lock file, locked. ConfigError."""
+def check_folder(folder: Path) -> None:
+    """Makes it if need be. ConfigError if it cannot be used; that another process has it does not matter."""
+    _lock_file(folder).close()
+
+
+def _lock_file(folder: Path) -> IO[str]:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = (folder / "lock").open("a+")
+        return (folder / "lock").open("a+")
     except OSError as error:
         raise ConfigError(f"cache_dir: {folder} cannot be used: {error.strerror}") from None
+
+
+def _locked(folder: Path) -> IO[str]:
+    """The lock file, locked. ConfigError."""
+    file = _lock_file(folder)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -111,6 +111,7 @@ class Generation:
             queue_share=self._queue_share,
             owner=owner_of(self._tenant_name, all_shown=service.show_prompts),
             on_token=answer.on_token,
+            slot=options.slot,
             progress=options.stream and (options.return_progress or options.timings_per_token),
             text_ends=bool(options.stop or options.min_indent) or options.max_predict_s > 0 or rules.text_ends,
             constraint=rules.constraint(service.tokenizer, service.model.vocab_size),

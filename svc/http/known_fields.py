@@ -226,7 +226,8 @@ KNOWN_FIELDS: tuple[Known, ...] = (
     *_refused(ANSWERS, only(0, -1), "n_keep"),  # of a context that is shifted when it is full: here it ends the answer
     *_done(ANSWERS, "cache_prompt"),
     *_refused(ANSWERS, only(""), "cache_salt", "extra_key"),  # they ask that a cached prefix be shared with nobody
-    *_harmless("id_slot", "n_discard", "n_cache_reuse", "prompt_cache_key", "prompt_cache_retention"),
+    Known("id_slot", done=MANY),  # the number under which it can be saved; any slot computes it
+    *_harmless("n_discard", "n_cache_reuse", "prompt_cache_key", "prompt_cache_retention"),
     *_harmless("prompt_cache_options", "user", "metadata", "store", "safety_identifier", "service_tier", "priority", "request_id"),
     *_harmless("rid", "session_id", "session_params", "chat_id", "custom_labels", "kv_transfer_params", "ec_transfer_params"),
     *_harmless("bootstrap_host", "bootstrap_port", "bootstrap_room", "data_parallel_rank", "backend_sampling"),

@@ -38,6 +38,7 @@ OTHER_NAMES = {
     "repeat_penalty": ("repeat_penalty", "repetition_penalty"),
     "typical_p": ("typical_p", "typ_p", "typical"),
 }  # of fields that may have a default of the operator's
+MAX_SLOT = 2**20  # more than any server has
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; chat has none
 
 
@@ -57,6 +58,7 @@ class GenerationOptions:
     max_predict_s: float = 0.0  # end at a time limit once a line is complete; 0: none
     min_indent: int = 0  # end at a line that is indented less
     use_cache: bool = True
+    slot: int | None = None  # the number under which the sequence can be saved
     stream: bool = False
     include_usage: bool = False  # in a stream; a whole answer always has it
     return_token_ids: bool = False
@@ -189,6 +191,7 @@ def _options(
         samplers=samplers,
         max_predict_s=max(0.0, max_predict_ms / 1000),
         use_cache=body.cache_prompt is not False,
+        slot=None if (slot := integer("id_slot", body.id_slot, -1, -1, MAX_SLOT)) < 0 else slot,
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         return_token_ids=bool(body.return_token_ids),

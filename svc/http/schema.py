@@ -100,6 +100,7 @@ class GenerationIn(AnswerIn, kw_only=True):
     return_progress: bool | None = None
     timings_per_token: bool | None = None
     verbose: bool | None = None
+    id_slot: Whole | None = None
 
 
 class ChatIn(GenerationIn, kw_only=True):

@@ -265,7 +265,7 @@ class SequenceCache:
         Where the fault came from is not known, and a snapshot kept would fail every request on that prefix for ever. An
         attention-only model cannot tell which of its pages are at fault and forgets all of them.
         """
-        self.transfers.distrusted.append(lease.tokens.array.copy())
+        self.transfers.distrust(lease.tokens.array)
         if not self._hybrid:
             self.clear()
         for ref in lease.trail:
@@ -304,6 +304,7 @@ class SequenceCache:
         assert valid <= min(len(tokens), lease.table.end), f"{valid} valid positions, but {lease!r} and {len(tokens)} tokens"
         if valid > lease.start and not self._hybrid:  # else there is nothing new, and its copy of a shared page may not be made yet
             self._tree.insert_pages(tokens[:valid], lease.table.pages, now, lease.owner)
+            self.transfers.published(tokens[:valid])
         for reservation in list(lease.reserved.values()):
             self.discard(reservation)
         if lease.new_copy is not None:
@@ -389,7 +390,7 @@ class SequenceCache:
         self._evictor.published(node, tokens[:position], now)
         lease.anchor = ref
         lease.trail.append(ref)
-        self.transfers.news.append(ref)
+        self.transfers.published(ref)
         if self._ring.is_pinned(ref.snapshot_id):
             self._pins.pin_path(ref.snapshot_id)
 

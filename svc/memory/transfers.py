@@ -71,9 +71,11 @@ class Transfers:
     evictor: Evictor
     moves: MoveQueue
     waiting: list[Callable[[], None]] = field(default_factory=list)  # to be called once no move waits for a step
-    news: deque[SnapshotRef] = field(default_factory=lambda: deque(maxlen=MAX_NEWS))  # published since it was last emptied
+    # Published since it was last emptied: snapshots, and tokens whose pages an attention-only model knows now.
+    news: deque[SnapshotRef | TokenArray] = field(default_factory=lambda: deque(maxlen=MAX_NEWS))
     distrusted: deque[TokenArray] = field(default_factory=lambda: deque(maxlen=MAX_NEWS))  # tokens whose states are not trusted
     imports: list[Import] = field(default_factory=list)
+    copied: bool = False  # whether somebody empties `news` and `distrusted`
 
     # -- coming in --------------------------------------------------------------------------------------------------------------
     def begin(self, tokens: TokenArray, states: Sequence[Incoming], now: float) -> Import | None:
@@ -167,8 +169,24 @@ class Transfers:
             self.waiting.pop()()
 
     # -- going out --------------------------------------------------------------------------------------------------------------
-    def path(self, ref: SnapshotRef) -> KnownPath | None:
-        """What leads to a snapshot, and its pages as they are now; None if it is not published any more."""
+    def published(self, what: SnapshotRef | TokenArray) -> None:
+        """A snapshot, or tokens of an attention-only model, can be matched now."""
+        if self.copied:
+            self.news.append(what if isinstance(what, SnapshotRef) else what.copy())
+
+    def distrust(self, tokens: TokenArray) -> None:
+        """No state of a sequence with these tokens may be used any more, wherever it was copied to."""
+        if self.copied:
+            self.distrusted.append(tokens.copy())
+
+    def path(self, ref: SnapshotRef | TokenArray) -> KnownPath | None:
+        """What leads to a snapshot, and its pages as they are now; None if it is not published any more.
+
+        Of an attention-only model also what is known of some tokens, as far as it fills whole pages."""
+        if not isinstance(ref, SnapshotRef):
+            walk = self.tree.walk(ref)
+            end = walk.matched // self.pool.page_tokens * self.pool.page_tokens
+            return KnownPath(ref[:end], self.tree.pages(walk, end), WantedKind.ANSWER_END)
         if not self.ring.is_published(ref):
             return None
         node = self.tree.node_of_snapshot(ref.snapshot_id)
@@ -187,7 +205,7 @@ class Transfers:
             if leaf.snapshot_id is not None and self.ring.is_pinned(leaf.snapshot_id):
                 return
             self.evictor.release_snapshot(self.tree.drop_leaf(leaf))
-        self.distrusted.append(tokens)
+        self.distrust(tokens)
 
     # -- checks -----------------------------------------------------------------------------------------------------------------
     def page_pins(self) -> list[int]:

@@ -13,6 +13,7 @@ from svc.compute.backend import Backend, Slab
 from svc.compute.blocks import Blocks
 from svc.memory.page_pool import Pages
 from svc.memory.sequence_cache import SequenceCache, SnapshotRef
+from svc.memory.tokens import TokenArray
 from svc.memory.transfers import Import
 
 COPY_BYTES = 8 << 20  # of one copy between two steps: about a millisecond
@@ -40,11 +41,11 @@ class BlockCopies:
         self._transfers = cache.transfers
         self._page_bytes = cache.plan.layout.page_bytes
 
-    async def read_pages(self, ref: SnapshotRef, tiles: Items[int]) -> Blocks | None:
-        """Pages of a snapshot's path, uint8 [n, page_bytes]; None when the snapshot has left the memory."""
+    async def read_pages(self, ref: SnapshotRef | TokenArray, tiles: Items[int]) -> Blocks | None:
+        """Pages of a path (Transfers.path), uint8 [n, page_bytes]; None when they have left the memory."""
         await self._moves_taken()
         path = self._transfers.path(ref)
-        if path is None:
+        if path is None or max(tiles) >= len(path.pages):
             return None
         places = self._pool.places_of(path.pages[list(tiles)])
         parts = ((Slab.PAGES, places >= 0, places), (Slab.HOST_PAGES, places < 0, -1 - places))

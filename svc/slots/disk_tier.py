@@ -50,6 +50,8 @@ KINDS = {int(kind): kind for kind in WantedKind}
 ATTEMPTS = 3  # at one prompt: each failure takes a damaged record out of the index
 
 Value = TypeVar("Value")
+Published = SnapshotRef | TokenArray
+"""A snapshot, or tokens whose pages an attention-only model knows."""
 
 
 class Outcome(enum.Enum):
@@ -100,13 +102,14 @@ class DiskTier:
         self.copies = BlockCopies(worker, cache)
         self._cache = cache
         self._transfers = cache.transfers
+        self._transfers.copied = True
         self._joins = joins
         self._clock = clock
         self._token_s = token_s
         self._report = report
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="disk-reader")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="disk-writer")
-        self._queues: tuple[deque[SnapshotRef], deque[SnapshotRef]] = (deque(), deque())  # to be written: at once, unhurried
+        self._queues: tuple[deque[Published], deque[Published]] = (deque(), deque())  # to be written: at once, unhurried
         self._news = asyncio.Event()
         self._all_written = asyncio.Event()
         self._all_written.set()
@@ -285,7 +288,9 @@ class DiskTier:
             return
         while transfers.news:
             ref = transfers.news.popleft()
-            if transfers.ring.is_published(ref):
+            if not isinstance(ref, SnapshotRef):
+                self._queues[0].append(ref)
+            elif transfers.ring.is_published(ref):
                 self._queues[transfers.ring.kind(ref.snapshot_id) in UNHURRIED].append(ref)
         if self._store.failure is None and self._num_waiting:
             self._all_written.clear()
@@ -312,13 +317,14 @@ class DiskTier:
             queue.clear()
         self._all_written.set()
 
-    async def _save(self, ref: SnapshotRef) -> None:
+    async def _save(self, ref: Published) -> None:
         path = self._transfers.path(ref)
         if path is None:
             self.counters.gone += 1
             return
         missing = await self._on(self._writer, self._store.missing, path.tokens)
-        if not missing.state or not await self._on(self._writer, self._worth, path):
+        wanted = missing.state if isinstance(ref, SnapshotRef) else bool(missing.pages)
+        if not wanted or not await self._on(self._writer, self._worth, path):
             return
         for part in parts(missing.pages, self._store.identity.page_bytes):
             blocks = await self.copies.read_pages(ref, [tile for tile, _ in part])
@@ -327,7 +333,8 @@ class DiskTier:
                 return
             if not await self._on(self._writer, self._add_pages, missing, part, blocks):
                 return
-        await self._save_state(ref, path, missing)
+        if isinstance(ref, SnapshotRef):
+            await self._save_state(ref, path, missing)
 
     async def _save_state(self, ref: SnapshotRef, path: KnownPath, missing: Missing) -> None:
         tail = await self.copies.read_pages(ref, [len(missing.keys)]) if missing.tail else None

@@ -58,14 +58,16 @@ class SlotFiles:
         self._access = access or FileAccess()
         self.copies = BlockCopies(worker, cache)
         self._cache = cache
+        self._num_slots = cache.plan.num_rows
         self._clock = clock
         self.states_saved: Callable[[], Awaitable[None]] = _nothing_to_wait_for  # the engine's
         self._turn = asyncio.Lock()
         self._held: dict[int, TokenArray] = {}  # by slot
 
     def note(self, slot: int, tokens: TokenArray) -> None:
-        """A sequence has ended in a slot."""
-        self._held[slot] = tokens
+        """A sequence has ended in a slot, or asked to be known under that number."""
+        if slot < self._num_slots:
+            self._held[slot] = tokens
 
     def held_tokens(self, slot: int) -> int:
         """Tokens of the sequence that a slot stands for, 0 if none."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from svc.compute.backend import StepBatch
+from svc.compute.backend import Slab, StepBatch
 from svc.compute.step_inputs import pairs
 from svc.compute.tier_moves import SLABS
 from svc.memory.layout import MemoryLayout
@@ -120,3 +120,32 @@ def test_moves_between_the_tiers(backend: KernelBackend, kv_type: str) -> None:
         slab = getattr(caches, name)
         found = np.asarray(slab) if name.startswith("host") else backend.read(slab)
         np.testing.assert_array_equal(found.view(np.uint8), expected.view(np.uint8))
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+def test_blocks_as_bytes(backend: KernelBackend, kv_type: str) -> None:
+    """Whole pages and states leave as bytes from either tier and come back into other places of the device, bit for bit."""
+    layout = MemoryLayout(40, 2, 3, 16, 2, 3, 16, 16, 80, 3, 16, kv_type)
+    ops = backend.make()
+    caches = ops.caches(MemoryPlan(layout, num_pages=5, num_rows=2, num_snapshots=4, num_host_pages=3, num_host_snapshots=2))
+    slabs: dict[Slab, np.ndarray] = {}
+    for number, slab in enumerate(Slab):
+        array = getattr(caches, slab.value)
+        values = (1000 * number + np.arange(array.shape[0])[:, None] + np.arange(array.shape[1]) % 251 / 256).astype(array.dtype)
+        values[:, ::7] = np.nan
+        if slab.value.startswith("host"):
+            array[...] = values
+        else:
+            backend.write(array, values)
+        slabs[slab] = values
+    for slab, values in slabs.items():
+        places = [len(values) - 1, 0]
+        blocks = ops.read_blocks(caches, slab, places)
+        assert (blocks.dtype, blocks.shape) == (np.uint8, (2, values[0].nbytes))
+        np.testing.assert_array_equal(blocks, values[places].view(np.uint8))
+    for source, target in ((Slab.HOST_PAGES, Slab.PAGES), (Slab.SNAPSHOTS, Slab.SNAPSHOTS)):
+        blocks = ops.read_blocks(caches, source, [1, 0])
+        ops.write_blocks(caches, target, [2, 3], blocks)
+        blocks[...] = 0  # it may be changed as soon as the call has returned
+        slabs[target][[2, 3]] = slabs[source][[1, 0]]
+        np.testing.assert_array_equal(backend.read(getattr(caches, target.value)).view(np.uint8), slabs[target].view(np.uint8))

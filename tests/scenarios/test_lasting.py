@@ -114,6 +114,16 @@ async def test_8_slots_of_another_model_are_refused(tmp_path: Path, monkeypatch:
         assert "belongs to another model, or to other settings" in answer["error"]["message"]
 
 
+async def test_8_a_request_chooses_the_number_it_is_saved_under(tmp_path: Path) -> None:
+    """`id_slot` of llama-server: each conversation under its own number, whichever slot computed it."""
+    async with Server("--slot-save-path", str(tmp_path)) as server:
+        talks = [await server.chat(conversation(turns), id_slot=turns) for turns in (1, 2, 3)]
+        for turns, talk in enumerate(talks, start=1):
+            assert (await act(server, "save", f"{turns}.bin", slot=turns))[1]["n_saved"] == talk.prompt_tokens + 7
+        status, answer = await server.status("/v1/chat/completions", {"messages": conversation(1), "id_slot": "two"})
+        assert (status, answer["error"]["param"]) == (400, "id_slot")
+
+
 async def test_slots_are_not_saved_without_a_folder() -> None:
     async with Server() as server:
         await server.chat(conversation(1))

@@ -163,7 +163,9 @@ async def test_after_a_restart_everything_is_as_warm_as_before(tmp_path: Path, h
         warm = [first.usage.cached_tokens, *[await server.cached(tokens, 3) for tokens in (turn, edited)]]
         assert first.cache.tier == "disk"
         assert warm[0] == 300
-        assert warm == hot
+        assert warm[:1] + warm[2:] == hot[:1] + hot[2:]
+        # An attention-only model's next turn lacks at most the page that the answer has begun.
+        assert warm[1] == hot[1] if hybrid else hot[1] - 16 < warm[1] <= hot[1]
         assert server.disk.stats().counters.fetches >= 1
 
 
