@@ -17,6 +17,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from svc.cache_metrics import CacheCollector, TierCounters
 from svc.llama_metrics import LlamaCollector
 from svc.slots.events import Finished
 from svc.slots.request import Request
@@ -62,6 +63,7 @@ class Metrics:
             registry=self.registry,
         )
         self._reprocessed = self._counter("reprocessed_tokens", "Prompt tokens evaluated, by reason", ("reason",))
+        self._tiers = TierCounters(self.registry)
         self._checks = self._counter("cache_checks", "Integrity checks of the cache in idle moments, by result", ("result",))
         for result in ("passed", "failed"):
             self._checks.labels(result)  # both series from the start, so that the first failure is a change
@@ -90,6 +92,7 @@ class Metrics:
         self._rewind.observe(max(0, cache.matched_tokens - cache.resumed_at))
         if self._llama is not None:
             self._llama.finished(timing, usage)
+        self._tiers.finished(finished)
         if cache.reason:  # it had a slot
             evaluated = usage.prompt_tokens - usage.cached_tokens
             self._reprocessed.labels(cache.reason).inc(evaluated)
@@ -113,6 +116,7 @@ class Metrics:
         self._llama = LlamaCollector(stats)
         self.registry.register(_EngineCollector(stats))
         self.registry.register(self._llama)
+        self.registry.register(CacheCollector(stats))
 
     def follow_readiness(self, readiness: Callable[[], str], states: Sequence[str]) -> None:
         """Publishes which of `states` the server is in. Works before the model is loaded."""

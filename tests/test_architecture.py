@@ -24,7 +24,8 @@ MAY_IMPORT = {
     "svc.line_writer": (),
     "svc.log": ("svc.line_writer",),
     "svc.machine": (),
-    "svc.metrics": ("svc.slots", "svc.memory.stats", "svc.llama_metrics"),
+    "svc.metrics": ("svc.slots", "svc.memory.stats", "svc.llama_metrics", "svc.cache_metrics"),
+    "svc.cache_metrics": ("svc.slots", "svc.memory.placement"),
     "svc.llama_metrics": ("svc.slots",),
     "svc.memory": (),
     "svc.gguf": (),
@@ -107,7 +108,7 @@ HOMES = {
     "jinja2": ("svc.http.text",),
     "llguidance": ("svc.http.text.grammar",),
     "matplotlib": ("svc.cli.bench.plot",),
-    "prometheus_client": ("svc.metrics", "svc.llama_metrics", "svc.http.endpoints.metrics"),
+    "prometheus_client": ("svc.metrics", "svc.llama_metrics", "svc.cache_metrics", "svc.http.endpoints.metrics"),
 }
 # Plain functions of their arguments: no clock, no waiting, no I/O. Then scheduling bugs are table tests.
 PURE = (

@@ -122,7 +122,7 @@ class Evictor:
         else:
             snapshot_id = self._tree.trim_leaf(leaf, num_pages)
             self._counters.evicted_pages += min(num_pages, before)
-        self._counters.num_evicted_snapshots += snapshot_id is not None
+        self._count_evicted(snapshot_id)
         self.release_snapshot(snapshot_id)
 
     def _move_pages_out(self, num_pages: int, now: float) -> None:
@@ -228,8 +228,13 @@ class Evictor:
         return self._scorer.snapshot(node, self._tree.shallower_snapshot(node) if self._hybrid else node.end - 1, now)
 
     def _lose_snapshot(self, node: Node) -> None:
-        self._counters.num_evicted_snapshots += 1
+        self._count_evicted(node.snapshot_id)
         self.release_snapshot(self._tree.detach(node))
+
+    def _count_evicted(self, snapshot_id: int | None) -> None:
+        if snapshot_id is not None:
+            self._counters.num_evicted_snapshots += 1
+            self._counters.evicted[self._ring.kind(snapshot_id)] += 1
 
     def release_snapshot(self, snapshot_id: int | None) -> None:
         """Ends a snapshot that has left the tree, if there was one."""

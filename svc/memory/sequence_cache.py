@@ -126,6 +126,7 @@ class SequenceCache:
         self._leases[lease.serial] = lease
         if resume.snapshot is not None:
             lease.trail.append(resume.snapshot)
+            self._counters.resumed[self._ring.kind(resume.snapshot.snapshot_id)] += 1
             self._evictor.used(resume.snapshot.snapshot_id, now)
         if not self._hybrid:
             self._tree.touch(resume.walk, now)
@@ -386,6 +387,7 @@ class SequenceCache:
         else:
             self._tree.attach(node, ref.snapshot_id, now)
             self._counters.num_published += 1
+            self._counters.published[self._ring.kind(ref.snapshot_id)] += 1
         self._ring.mark_published(ref)
         self._evictor.published(node, tokens[:position], now)
         lease.anchor = ref

@@ -1,12 +1,17 @@
 """What the memory has done and how full it is."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from svc.memory.lease import StateRows
 from svc.memory.page_pool import PagePool
+from svc.memory.placement import WantedKind
 from svc.memory.plan import MemoryPlan
 from svc.memory.prefix_tree import PrefixTree
 from svc.memory.snapshot_ring import SnapshotRing, SnapshotState
+
+
+def _of_each_kind() -> dict[WantedKind, int]:
+    return dict.fromkeys(WantedKind, 0)
 
 
 @dataclass(slots=True)
@@ -31,6 +36,9 @@ class CacheCounters:
     num_host_resumes: int = 0  # leases that fetched pages or a state from the host
     num_candidates: int = 0  # snapshots and leaves that eviction looked at
     num_walks: int = 0  # of the prefix tree
+    published: dict[WantedKind, int] = field(default_factory=_of_each_kind)  # captures: together `num_published`
+    resumed: dict[WantedKind, int] = field(default_factory=_of_each_kind)  # leases that started at a snapshot of that kind
+    evicted: dict[WantedKind, int] = field(default_factory=_of_each_kind)  # together `num_evicted_snapshots`
 
 
 @dataclass(frozen=True, slots=True)

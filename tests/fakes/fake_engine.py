@@ -8,7 +8,9 @@ from random import Random
 import numpy as np
 
 from svc.errors import context_exceeded
+from svc.memory.placement import WantedKind
 from svc.memory.stats import CacheCounters, CacheStats
+from svc.slots.disk_tier import DiskTierStats
 from svc.slots.engine import EngineState
 from svc.slots.events import CacheReport, Difference, Event, Finished, FinishReason, Progress, Timing, TokenEvent, Usage
 from svc.slots.request import Request
@@ -102,6 +104,7 @@ class FakeEngine:
         self.context_tokens = context_tokens
         self.room = 10_000
         self.slot_files: SlotFiles | None = None
+        self.disk: DiskTierStats | None = None
         self.script = script
         self.refusal: Exception | None = None  # raised by the next submits
         self.on_finished: Callable[[Request, Finished], None] | None = None
@@ -185,8 +188,9 @@ class FakeEngine:
             num_host_pages=20, free_host_pages=15, num_host_snapshots=6, free_host_snapshots=2, page_bytes=1000, state_bytes=100,
             counters=CacheCounters(
                 num_published=7, num_evicted_snapshots=4, pages_moved_out=9, pages_moved_in=8, snapshots_moved_out=5,
-                rows_moved_in=3, num_host_resumes=2,
+                rows_moved_in=3, num_host_resumes=2, published={WantedKind.JOIN: 7}, resumed={WantedKind.JOIN: 6},
+                evicted={WantedKind.SYSTEM_END: 4},
             ),
         )  # fmt: skip
         counters = SchedulerCounters(steps=11, generated_tokens=42, prompt_tokens=100, cached_tokens=60, restores=5)
-        return EngineStats(num_running=self.num_open, num_waiting=3, num_slots=2, counters=counters, cache=cache)
+        return EngineStats(num_running=self.num_open, num_waiting=3, num_slots=2, counters=counters, cache=cache, disk=self.disk)

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from svc.disk.store import DiskCounters, DiskStats
+from svc.slots.disk_tier import DiskTierCounters, DiskTierStats
 from svc.slots.engine import EngineState
 from svc.slots.events import FinishReason
 from svc.slots.stats import EngineStats
@@ -132,8 +134,35 @@ async def test_metrics() -> None:
         "headrace_host_tier_stored_bytes_total": 9 * 1000 + 5 * 100,
         "headrace_host_tier_loaded_bytes_total": 8 * 1000 + 3 * 100,
         "headrace_request_success_total{finished_reason=stop}": 0,
+        "headrace_cache_resumes_total{tier=host}": 1,
+        "headrace_cache_resumes_total{tier=disk}": 0,
+        "headrace_reused_tokens_total{tier=host}": 4,
+        "headrace_captures_published_total{kind=join}": 7,
+        "headrace_captures_hit_total{kind=join}": 6,
+        "headrace_captures_evicted_total{kind=system_end}": 4,
+        "headrace_disk_tier_writable": None,  # without a cache on disk
     }
     assert {name: seen.get(name) for name in expected} == expected
+
+
+async def test_metrics_of_the_disk() -> None:
+    """Of a disk that has turned itself off."""
+    done = DiskCounters(
+        pages_written=3, states_written=2, bytes_written=500, pages_read=30, states_read=20, bytes_read=50, damaged=1
+    )
+    store = DiskStats(pages=7, states=5, used_bytes=400, budget=1000, writable=False, counters=done)
+    engine = FakeEngine()
+    engine.disk = DiskTierStats(store, DiskTierCounters(fetches=9, fetched_tokens=90, given_up=8, gone=4), waiting=6, fetching=2)
+    async with serving(engine) as at, at.client.get("/metrics") as response:
+        seen = await _samples(await response.text())
+    found = {name.removeprefix("headrace_disk_tier_"): seen[name] for name in seen if "disk_tier" in name}
+    assert found == {
+        "used_bytes": 400, "capacity_bytes": 1000, "writable": 0, "waiting": 6, "fetching": 2,
+        "records{kind=page}": 7, "records{kind=state}": 5, "written_total{kind=page}": 3, "written_total{kind=state}": 2,
+        "read_total{kind=page}": 30, "read_total{kind=state}": 20, "stored_bytes_total": 500, "loaded_bytes_total": 50,
+        "damaged_total": 1, "evicted_total": 0, "moved_total": 0, "fetches_total": 9, "fetched_tokens_total": 90,
+        "given_up_total": 8, "gone_total": 4,
+    }  # fmt: skip
 
 
 async def test_labels_stay_few() -> None:

@@ -88,12 +88,12 @@ def test_prometheus_understands_the_dashboard(tmp_path: Path) -> None:
     assert f"{len(rules)} rules found" in result.stdout
 
 
-async def test_names_are_those_of_the_server() -> None:
+async def test_names_are_those_of_the_server(tmp_path: Path) -> None:
     """Every series and label that a rule, the dashboard or the runbook names is in a real scrape; so are the label values.
 
     promtool finds nothing wrong with the exposition.
     """
-    async with Server() as server:
+    async with Server("--cache-dir", str(tmp_path)) as server:
         text = await _scrape(server)
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     labels: dict[str, set[str]] = {}

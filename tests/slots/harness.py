@@ -155,6 +155,9 @@ class Driver:
         self.cache.clear()
         self.cache.check()
         stats = self.cache.stats()
+        counters = stats.counters
+        assert sum(counters.published.values()) == counters.num_published
+        assert sum(counters.evicted.values()) == counters.num_evicted_snapshots
         assert stats.free_rows == self.plan.num_rows
         assert stats.free_pages == self.plan.num_pages
         assert stats.free_snapshots == self.plan.num_snapshots

@@ -2,6 +2,7 @@
 
 import pytest
 
+from svc.memory.placement import WantedKind
 from svc.slots.events import Difference
 from tests.slots.harness import Harness
 
@@ -64,3 +65,18 @@ def test_tiers() -> None:
     assert driver.ask(prompts[-1]).end.cache.tier == "device"
     answer = driver.ask(prompts[0])
     assert (answer.end.cache.tier, answer.cached) == ("host", 150)
+
+
+def test_captures_are_counted_by_kind() -> None:
+    """Those of a prompt and of the end of its answer, the one that a second turn resumes at, and those evicted for it."""
+    driver = Harness(num_snapshots=4)
+    answer = driver.ask(OURS, 6)
+    counters = driver.cache.stats().counters
+    assert counters.published[WantedKind.PROMPT_END] == counters.published[WantedKind.ANSWER_END] == 1
+    driver.ask((*OURS, *answer.tokens, 5, 5, 5), 6)
+    counters = driver.cache.stats().counters
+    assert {kind: count for kind, count in counters.resumed.items() if count} == {WantedKind.ANSWER_END: 1}
+    for start in range(300, 800, 100):
+        driver.ask(tuple(range(start, start + 100)), 6)
+    assert sum(driver.cache.stats().counters.evicted.values()) >= 5
+    driver.assert_nothing_leaked()
