@@ -13,7 +13,10 @@
 //
 // Variant: KEY_DIM=128 VALUE_DIM=128 GROUPED=1
 // Variant: KEY_DIM=32 VALUE_DIM=32
+// Variant: KEY_DIM=128 VALUE_DIM=128 GROUPED=1 SNAPSHOT=2
+// Variant: KEY_DIM=48 VALUE_DIM=48 SNAPSHOT=1
 #include "delta.cuh"
+#include "snapshot.cuh"
 
 constexpr int THREADS = 128;
 constexpr int WARPS = THREADS / WARP;
@@ -49,6 +52,31 @@ struct Columns {
 #pragma unroll
       for (int v = 0; v < VECTORS; v++)
         if (column(first, c) < end) store4(state + column(first, c) * KEY_DIM + v * 4 * COLUMN_LANES + lane_part(), part[c][v]);
+  }
+
+  // Into a snapshot of any type. `to`: its part of this layer; `head`: of `num_value_heads`. Called by all lanes of a warp.
+  __device__ __forceinline__ void keep(float* to, int head, int num_value_heads, int first, int end) const {
+    const i64 scales = (i64)num_value_heads * VALUE_DIM * KEY_DIM / 4;  // words before them
+#pragma unroll
+    for (int c = 0; c < LANE_COLUMNS; c++) {
+      u32 most = 0;
+#pragma unroll
+      for (int v = 0; SNAPSHOT == 2 && v < VECTORS; v++)
+        most = max(max(most, max(magnitude(part[c][v].x), magnitude(part[c][v].y))),
+                   max(magnitude(part[c][v].z), magnitude(part[c][v].w)));
+      const Rounding rounding(SNAPSHOT == 2 ? group_largest<COLUMN_LANES>(most) : 0);
+      if (column(first, c) >= end) continue;
+      const i64 in_layer = (i64)head * VALUE_DIM + column(first, c);
+#pragma unroll
+      for (int v = 0; v < VECTORS; v++) {
+        const float4 x = part[c][v];
+        const i64 index = in_layer * KEY_DIM + v * 4 * COLUMN_LANES + lane_part();
+        if (SNAPSHOT == 0) store4(to + index, x);
+        else if (SNAPSHOT == 1) reinterpret_cast<uint2*>(to)[index / 4] = make_uint2(packed_bf16(x.x, x.y), packed_bf16(x.z, x.w));
+        else reinterpret_cast<u32*>(to)[index / 4] = packed_bytes(rounding, x);
+      }
+      if (SNAPSHOT == 2 && lane_part() == 0) to[scales + in_layer] = rounding.scale;
+    }
   }
 
   // Advances the columns by one token; `out` is the head's part of the token's row of reads. Called by all lanes of a warp.
@@ -103,8 +131,8 @@ __device__ __forceinline__ void prepare_head(float* out, const float* raw, const
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
 delta_decode(float* __restrict__ reads, const float* __restrict__ raw, const float* __restrict__ beta, const float* __restrict__ alpha,
              const float* __restrict__ taps, const float* __restrict__ a, const float* __restrict__ dt_bias, float* __restrict__ recurrent,
-             const float* __restrict__ conv_rows, float* __restrict__ snapshot_recurrent, i64 state_elements, const int* __restrict__ rows,
-             const int* __restrict__ cu_seqlens, const int* __restrict__ capture_tokens, const int* __restrict__ capture_snapshots,
+             const float* __restrict__ conv_rows, float* __restrict__ snapshot_recurrent, i64 state_elements, i64 snapshot_elements,
+             const int* __restrict__ rows, const int* __restrict__ cu_seqlens, const int* __restrict__ capture_tokens, const int* __restrict__ capture_snapshots,
              const int* __restrict__ cu_captures, int num_key_heads, int num_value_heads, int columns, int max_tokens, float epsilon) {
   __shared__ __align__(16) Tokens tokens;
   const int sequence = blockIdx.z, head = blockIdx.y, row = rows[sequence];
@@ -148,7 +176,7 @@ delta_decode(float* __restrict__ reads, const float* __restrict__ raw, const flo
         state.advance(tokens, t, column, end, reads + (i64)token * values + head * VALUE_DIM);
         for (; capture < end_capture && capture_tokens[capture] <= token; capture++)
           if (capture_tokens[capture] == token && capture_snapshots[capture] >= 0)
-            state.store(snapshot_recurrent + capture_snapshots[capture] * state_elements + head_offset, column, end);
+            state.keep(snapshot_recurrent + capture_snapshots[capture] * snapshot_elements, head, num_value_heads, column, end);
       }
       state.store(live, column, end);
     }

@@ -31,13 +31,13 @@ __device__ __forceinline__ void norm_head(float* out, const float* reads, const 
 }
 
 // One channel of one sequence: the last rows after each captured token, then after the last token. Old rows are read before any is written.
-__device__ __forceinline__ void keep_rows(float* live, float* snapshots, i64 state_elements, const float* raw, int channels, int channel,
+__device__ __forceinline__ void keep_rows(float* live, float* snapshots, i64 snapshot_elements, const float* raw, int channels, int channel,
                                           int first, int num_tokens, const int* capture_tokens, const int* capture_snapshots, int capture,
                                           int end_capture) {
   for (; capture < end_capture; capture++) {
     if (capture_snapshots[capture] < 0) continue;
     const int after = capture_tokens[capture] - first + 1;
-    float* snapshot = snapshots + capture_snapshots[capture] * state_elements;
+    float* snapshot = snapshots + capture_snapshots[capture] * snapshot_elements;
 #pragma unroll
     for (int i = 0; i < TAPS - 1; i++)
       snapshot[(i64)i * channels + channel] = raw_value(raw, live, channels, first, after - (TAPS - 1) + i, channel);
@@ -52,7 +52,7 @@ __device__ __forceinline__ void keep_rows(float* live, float* snapshots, i64 sta
 // reads, gate, out [T][V]; `out` may be `reads`. weight [VALUE_DIM]; raw [T][channels].
 extern "C" __global__ void __launch_bounds__(THREADS)
 delta_finish(float* out, const float* reads, const float* __restrict__ gate, const float* __restrict__ weight, const float* __restrict__ raw,
-             float* conv_rows, float* snapshot_conv_rows, i64 state_elements, const int* __restrict__ rows, const int* __restrict__ cu_seqlens,
+             float* conv_rows, float* snapshot_conv_rows, i64 state_elements, i64 snapshot_elements, const int* __restrict__ rows, const int* __restrict__ cu_seqlens,
              const int* __restrict__ capture_tokens, const int* __restrict__ capture_snapshots, const int* __restrict__ cu_captures,
              int num_tokens, int num_sequences, int num_value_heads, int channels, int norm_blocks, float epsilon) {
   if (blockIdx.x < norm_blocks) {
@@ -65,6 +65,6 @@ delta_finish(float* out, const float* reads, const float* __restrict__ gate, con
   const int sequence = block / channel_blocks, channel = block % channel_blocks * THREADS + threadIdx.x;
   const int row = rows[sequence], first = cu_seqlens[sequence], length = cu_seqlens[sequence + 1] - first;
   if (row < 0 || length < 1 || channel >= channels) return;
-  keep_rows(conv_rows + row * state_elements, snapshot_conv_rows, state_elements, raw, channels, channel, first, length, capture_tokens,
+  keep_rows(conv_rows + row * state_elements, snapshot_conv_rows, snapshot_elements, raw, channels, channel, first, length, capture_tokens,
             capture_snapshots, cu_captures[sequence], cu_captures[sequence + 1]);
 }

@@ -15,7 +15,10 @@
 //
 // Variant: KEY_DIM=128 VALUE_DIM=128 GROUPED=1
 // Variant: KEY_DIM=32 VALUE_DIM=32
+// Variant: KEY_DIM=128 VALUE_DIM=128 GROUPED=1 SNAPSHOT=2
+// Variant: KEY_DIM=48 VALUE_DIM=48 SNAPSHOT=1
 #include "delta.cuh"
+#include "snapshot.cuh"
 
 constexpr int SLICE = KEY_DIM % 32 == 0 ? 32 : 16;  // of the summed dimension, staged at once
 constexpr int SLICE_ROW = SLICE + 4;                // padded: rows 16 apart fall into different banks
@@ -291,13 +294,25 @@ __device__ __forceinline__ void accumulate(float4 (&a)[BLOCKS], float4 (&b)[BLOC
   }
 }
 
-// The columns of a state between shared memory and a live row or snapshot, [column][key dimension] there; `columns` of COLUMNS exist.
+// The columns of a state between shared memory and a live row, [column][key dimension] there; `columns` of COLUMNS exist.
 __device__ __forceinline__ void load_state(ScanShared& s, const float* from, int columns) {
   for (int i = threadIdx.x; i < COLUMNS * KEY_DIM; i += SCAN_THREADS)
     s.state[i % KEY_DIM * STATE_ROW + i / KEY_DIM] = i < columns * KEY_DIM ? from[i] : 0.f;
 }
 __device__ __forceinline__ void store_state(const ScanShared& s, float* to, int columns) {
   for (int i = threadIdx.x; i < columns * KEY_DIM; i += SCAN_THREADS) to[i] = s.state[i % KEY_DIM * STATE_ROW + i / KEY_DIM];
+}
+// Into a snapshot of any type; `to`: its part of this layer. Four lanes a column; called by all threads of the block.
+__device__ __forceinline__ void keep_state(const ScanShared& s, float* to, int head, int num_value_heads, int first_column, int columns) {
+  constexpr int LANES = SCAN_THREADS / COLUMNS;
+  const int column = threadIdx.x / LANES, part = threadIdx.x % LANES;
+  u32 most = 0;
+  for (int k = part; SNAPSHOT == 2 && k < KEY_DIM; k += LANES) most = max(most, magnitude(s.state[k * STATE_ROW + column]));
+  const Rounding rounding(SNAPSHOT == 2 ? group_largest<LANES>(most) : 0);
+  if (column >= columns) return;
+  const i64 in_layer = (i64)head * VALUE_DIM + first_column + column;
+  for (int k = part; k < KEY_DIM; k += LANES) put_number(to, in_layer * KEY_DIM + k, s.state[k * STATE_ROW + column], rounding);
+  if (SNAPSHOT == 2 && part == 0) to[(i64)num_value_heads * VALUE_DIM * KEY_DIM / 4 + in_layer] = rounding.scale;
 }
 
 // The three phases of a chunk. On entry `held` has the first slice of the phase, on return that of the next phase; each ends with a barrier.
@@ -389,7 +404,7 @@ __device__ __forceinline__ void apply_decays(ScanShared& s, const float4 (&value
 // reads [T][V] out. cu_chunks [sequences + 1]: first chunk of each sequence; one without chunks, or with a negative row, is skipped.
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
 delta_scan(float* __restrict__ reads, const float* __restrict__ mixed, const float* __restrict__ work, float* recurrent, float* snapshot_recurrent,
-           i64 state_elements, const int* __restrict__ rows, const int4* __restrict__ chunks, const int* __restrict__ cu_chunks,
+           i64 state_elements, i64 snapshot_elements, const int* __restrict__ rows, const int4* __restrict__ chunks, const int* __restrict__ cu_chunks,
            const int* __restrict__ capture_snapshots, int num_key_heads, int num_value_heads) {
   __shared__ __align__(16) ScanShared s;
   const int sequence = blockIdx.z, head = blockIdx.y, first_column = blockIdx.x * COLUMNS;
@@ -427,7 +442,8 @@ delta_scan(float* __restrict__ reads, const float* __restrict__ mixed, const flo
     const Chunk next = at + 1 < end_chunk ? chunk_at(at + 1) : Chunk{mixed, mixed, work, channels, 0};
     advance_state(s, held, chunk, next, group, column);
     for (int capture = listed.z; capture < listed.z + listed.w; capture++)
-      if (capture_snapshots[capture] >= 0) store_state(s, snapshot_recurrent + capture_snapshots[capture] * state_elements + state_offset, columns);
+      if (capture_snapshots[capture] >= 0)
+        keep_state(s, snapshot_recurrent + capture_snapshots[capture] * snapshot_elements, head, num_value_heads, first_column, columns);
     chunk = next;
   }
   store_state(s, recurrent + row * state_elements + state_offset, columns);

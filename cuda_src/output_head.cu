@@ -12,17 +12,18 @@ __device__ __forceinline__ void norm_row(float* out, const float* x, const float
 }
 
 // norm(hidden) of the last token of each sequence into its live row, of each captured token into its snapshot. Grid [B + captures].
-// Both slabs have `stride` floats a row, the hidden row at `offset`. A negative row or snapshot is padding.
+// The slabs have `stride` and `snapshot_stride` words, the hidden row at `offset` and `snapshot_offset`. A negative row or snapshot is padding.
 extern "C" __global__ void __launch_bounds__(1024)
 final_hidden(float* __restrict__ live_rows, float* __restrict__ snapshots, const float* __restrict__ hidden, const float* __restrict__ weight,
              const int* __restrict__ cu_seqlens, const int* __restrict__ rows, const int* __restrict__ capture_tokens,
-             const int* __restrict__ capture_snapshots, int B, i64 stride, i64 offset, int C, float epsilon) {
+             const int* __restrict__ capture_snapshots, int B, i64 stride, i64 offset, i64 snapshot_stride, i64 snapshot_offset, int C, float epsilon) {
   __shared__ float scratch[WARP];
   const int sequence = blockIdx.x, capture = sequence - B;
   const int to = capture < 0 ? rows[sequence] : capture_snapshots[capture];
   if (to < 0) return;  // the whole block
   const int token = capture < 0 ? cu_seqlens[sequence + 1] - 1 : capture_tokens[capture];
-  norm_row((capture < 0 ? live_rows : snapshots) + to * stride + offset, hidden + (i64)token * C, weight, C, epsilon, scratch);
+  float* out = capture < 0 ? live_rows + to * stride + offset : snapshots + to * snapshot_stride + snapshot_offset;
+  norm_row(out, hidden + (i64)token * C, weight, C, epsilon, scratch);
 }
 
 // out[i] = norm(hidden[tokens[i]]), zeros for a negative token. Grid [n].

@@ -18,13 +18,13 @@ NUMERICS = 1  # to be raised when a change makes states or pages that older ones
 def identity_of(config: Config, loaded: LoadedModel) -> Identity:
     """What its pages and states are good for: the same weights, configuration, layout and kind of device."""
     layout = loaded.runner.plan.layout
-    settings = hashlib.blake2b(f"{NUMERICS} {loaded.config!r}".encode(), digest_size=8).hexdigest()
+    settings = hashlib.blake2b(f"{NUMERICS} {loaded.config!r} {layout.snapshot_type}".encode(), digest_size=8).hexdigest()
     return Identity(
         fingerprint=f"{fingerprint(loaded.file)}-{settings}",
         backend=loaded.runner.name + (" exact" if config.exact and loaded.runner.name == "cuda" else ""),
         page_tokens=layout.page_tokens,
         page_bytes=layout.page_bytes,
-        state_bytes=layout.state_bytes,
+        state_bytes=layout.snapshot_bytes,
         kv_type=layout.kv_type,
     )
 

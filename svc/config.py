@@ -147,6 +147,12 @@ class Config(DiskSettings, frozen=True, kw_only=True, forbid_unknown_fields=True
         Meta(ge=0, le=2**24, description="longest sequence in tokens, prompt and answer together; 0: the model's own context"),
     ] = 0
     kv_type: Annotated[Literal["f16", "f32"], Meta(description="number format of keys and values in the KV pages")] = "f16"
+    snapshot_type: Annotated[
+        Literal["f32", "bf16", "q8"],
+        Meta(
+            description="number format of recurrent states in snapshots: f32 (exact), or bf16 or q8 (8 bits) to keep more of them"
+        ),
+    ] = "f32"
     page_tokens: Annotated[Literal[16, 32, 48, 64], Meta(description="tokens in one KV page")] = 32
     kv_bytes: Annotated[AutoSize, Meta(description="memory for KV pages; auto: a share of what is free", extra=SIZE)] = "auto"
     snapshot_bytes: Annotated[
@@ -277,7 +283,13 @@ def load_config(
     for key, value in (flags or {}).items():
         option = BY_KEY[key]
         values[key] = _convert(option, value, "the MODEL argument" if key == "model" else option.flag, strict=False)
-    return LoadedConfig(Config(**values), tuple(_unknown_variables(variables)))  # type: ignore[arg-type]
+    config = Config(**values)  # type: ignore[arg-type]
+    if config.exact and config.snapshot_type != "f32":
+        raise ConfigError(
+            f"exact cannot be kept with snapshot_type = {config.snapshot_type!r}: a state that is resumed has been rounded; "
+            "leave snapshot_type at f32"
+        )
+    return LoadedConfig(config, tuple(_unknown_variables(variables)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +315,8 @@ def inapplicable(config: Config, model: ModelFacts, device: str) -> list[str]:
     if not model.num_delta_layers:
         if config.snapshot_bytes != "auto":
             sentences.append("snapshot_bytes holds only hidden rows: the model has no recurrent layers")
+        if config.snapshot_type != "f32":
+            sentences.append("snapshot_type does nothing: the model has no recurrent layers")
         if config.capture_every_tokens != BY_KEY["capture_every_tokens"].default:
             sentences.append("capture_every_tokens does nothing: the model has no recurrent layers and resumes anywhere")
     if device == "reference" and config.threads:

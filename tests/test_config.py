@@ -210,12 +210,24 @@ def test_operations_page_lists_every_option() -> None:
         assert f"| `{option.key}` | {option.default_text or 'none'} | {option.help} |" in rows
 
 
+def test_exact_refuses_rounded_snapshots() -> None:
+    """In one sentence that names both settings."""
+    assert load(flags={"exact": "on", "snapshot_type": "f32"}).exact
+    with pytest.raises(ConfigError) as caught:
+        load(flags={"exact": "on", "snapshot_type": "q8"})
+    assert "exact" in str(caught.value)
+    assert "snapshot_type" in str(caught.value)
+
+
 def test_inapplicable_options_are_named() -> None:
     """Only options that were changed and do nothing for this model on this device."""
     attention_only, hybrid = SimpleNamespace(num_delta_layers=0), SimpleNamespace(num_delta_layers=3)
     config = load(
         flags={"snapshot_bytes": "1GiB", "capture_every_tokens": "64", "threads": "2", "activations": "float", "exact": "on"}
     )
+    rounded = load(flags={"snapshot_type": "bf16"})
+    assert inapplicable(rounded, hybrid, "cpu") == []
+    assert [sentence.split()[0] for sentence in inapplicable(rounded, attention_only, "cpu")] == ["snapshot_type"]
     assert inapplicable(config, hybrid, "cpu") == []
     assert [sentence.split()[0] for sentence in inapplicable(config, attention_only, "reference")] == [
         "snapshot_bytes",

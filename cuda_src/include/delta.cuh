@@ -2,8 +2,8 @@
 // channels of the convolution are q | k | v, 2 K + V of them.
 //
 // A recurrent state is [num_value_heads][VALUE_DIM][KEY_DIM], key dimension fastest ("vk"): a value column is contiguous, and columns do
-// not depend on each other. The stored convolution rows are [TAPS - 1][channels], raw, oldest first. Both are part of a live row or
-// snapshot of `state_elements` floats; the pointers are at the layer's part of row or snapshot 0.
+// not depend on each other. The stored convolution rows are [TAPS - 1][channels], raw, oldest first. Both are part of a live row of
+// `state_elements` floats, or of a snapshot of `snapshot_elements` words; the pointers are at the layer's part of row or snapshot 0.
 #pragma once
 #include "common.cuh"
 #include "warp.cuh"

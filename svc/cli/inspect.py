@@ -68,6 +68,7 @@ class MemoryReport(msgspec.Struct, frozen=True):
     """Sizes of the caches under the given settings."""
 
     kv_type: str
+    snapshot_type: str
     kv_bytes_per_token: int
     snapshot_bytes_each: int
     snapshot_in_kv_tokens: int | None  # None where there are no KV pages
@@ -203,8 +204,9 @@ def _memory_report(plan: MemoryPlan, context_tokens: int) -> MemoryReport:
     return MemoryReport(
         kv_type=layout.kv_type,
         kv_bytes_per_token=per_token,
-        snapshot_bytes_each=layout.state_bytes,
-        snapshot_in_kv_tokens=round(layout.state_bytes / per_token) if per_token else None,
+        snapshot_type=layout.snapshot_type,
+        snapshot_bytes_each=layout.snapshot_bytes,
+        snapshot_in_kv_tokens=round(layout.snapshot_bytes / per_token) if per_token else None,
         context_tokens=context_tokens,
         kv_bytes=plan.kv_bytes,
         page_tokens=layout.page_tokens,
@@ -214,7 +216,7 @@ def _memory_report(plan: MemoryPlan, context_tokens: int) -> MemoryReport:
         num_snapshots=plan.num_snapshots,
         host_kv_bytes=plan.num_host_pages * layout.page_bytes,
         num_host_pages=plan.num_host_pages,
-        host_snapshot_bytes=plan.num_host_snapshots * layout.state_bytes,
+        host_snapshot_bytes=plan.num_host_snapshots * layout.snapshot_bytes,
         num_host_snapshots=plan.num_host_snapshots,
         num_slots=plan.num_rows,
         slot_bytes=plan.row_bytes,
@@ -286,6 +288,8 @@ def _host_tier(memory: MemoryReport) -> str:
 def _snapshot(report: Inspection) -> str:
     memory = report.memory
     size = _bytes(memory.snapshot_bytes_each)
+    if report.model.num_recurrent_layers and memory.snapshot_type != "f32":
+        size = f"{size} of {memory.snapshot_type}"
     if not report.model.num_recurrent_layers:
         return f"{size} (a hidden row: no recurrent layers)"
     return size if memory.snapshot_in_kv_tokens is None else f"{size} (= KV of {memory.snapshot_in_kv_tokens} tokens)"

@@ -11,6 +11,7 @@ from svc.config import BUNDLED_MODEL, BY_KEY, CONFIG_FILE_VARIABLE, OPTIONS, Con
 MEMORY_KEYS = (
     "ctx",
     "kv_type",
+    "snapshot_type",
     "page_tokens",
     "kv_bytes",
     "snapshot_bytes",

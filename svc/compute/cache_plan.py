@@ -11,7 +11,7 @@ from svc.model.model_config import ModelConfig
 
 def step_sizes(config: Config, model: ModelConfig, num_rows: int) -> StepSizes:
     """The largest step of a server with `num_rows` slots."""
-    layout = model.memory_layout(config.page_tokens, config.kv_type)
+    layout = model.memory_layout(config.page_tokens, config.kv_type, config.snapshot_type)
     return StepSizes(model, layout, num_rows, config.max_step_tokens, MAX_LOGIT_ROWS)
 
 
@@ -24,7 +24,7 @@ def plan_caches(
     `available_bytes` are free. MemoryBudgetError says what would fit.
     """
     beside_gpu, weights_bytes = device_bytes is not None, opened.file.file_bytes
-    layout = opened.config.memory_layout(config.page_tokens, config.kv_type)
+    layout = opened.config.memory_layout(config.page_tokens, config.kv_type, config.snapshot_type)
     kv_bytes, snapshot_bytes = resolve_budgets(
         layout,
         kv_bytes=None if config.kv_bytes == "auto" else config.kv_bytes,

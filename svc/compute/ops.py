@@ -50,9 +50,9 @@ class Caches(Protocol):
     plan: MemoryPlan
     kv: Array  # [num_pages, page_elements], kv_type
     rows: Array  # [num_rows, state_elements] float32
-    snapshots: Array  # [num_snapshots, state_elements] float32
+    snapshots: Array  # [num_snapshots, snapshot_elements] float32, or other types in words of that size
     host_kv: Array  # [num_host_pages, page_elements], kv_type; in the machine's memory, like the next
-    host_snapshots: Array  # [num_host_snapshots, state_elements] float32
+    host_snapshots: Array  # [num_host_snapshots, snapshot_elements]
 
 
 class Ops(Protocol):
@@ -108,7 +108,7 @@ class Ops(Protocol):
         """pairs [n, 2]: (source, target) pages."""
 
     def save_rows(self, caches: Caches, pairs: NDArray[np.int32]) -> None:
-        """pairs [n, 2]: (row, snapshot); row -> snapshot."""
+        """pairs [n, 2]: (row, snapshot); row -> snapshot, rounded to the type of snapshots."""
 
     def restore_rows(self, caches: Caches, pairs: NDArray[np.int32]) -> None:
         """pairs [n, 2]: (row, snapshot); snapshot -> row."""
@@ -131,7 +131,7 @@ class Ops(Protocol):
 
     def delta_mixer(self, hidden: Array, layer: DeltaWeights, inputs: StepInputs, caches: Caches) -> None:
         """Gated DeltaNet mixer: advances the recurrent and conv state of each sequence's live row through its tokens, writes the
-        state after a captured token into its snapshot, and adds the output to hidden."""
+        state after a captured token into its snapshot (as save_rows does), and adds the output to hidden."""
 
     def attention_mixer(self, hidden: Array, layer: AttentionWeights, inputs: StepInputs, caches: Caches) -> None:
         """Full attention, gated or not: writes K and V of all tokens to pages, then attends reading only pages."""

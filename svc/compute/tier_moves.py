@@ -1,8 +1,11 @@
 """Moves between device and host for all backends: source and target slabs, runs that are one copy, places that a step writes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from svc.compute.backend import StepBatch
 from svc.memory.tiers import Move, MoveKind
@@ -13,7 +16,8 @@ SLABS = {
     MoveKind.SNAPSHOT_OUT: ("snapshots", "host_snapshots"),
     MoveKind.ROW_IN: ("host_snapshots", "rows"),
 }
-"""Attributes of a backend's caches, source and target: slabs [n, elements] of one element type and row size."""
+"""Attributes of a backend's caches, source and target: slabs [n, elements] of one element type and row size, but for ROW_IN, which
+restores a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +48,15 @@ def _continues(first: Move, move: Move, distance: int) -> bool:
     return (move.kind, move.source - first.source, move.target - first.target) == (first.kind, distance, distance)
 
 
-def move_at_once(caches: Any, moves: Sequence[Move]) -> None:
-    """For backends whose tiers are both numpy arrays: done on return."""
+def move_at_once(caches: Any, moves: Sequence[Move], restore_from_host: Callable[[Any, NDArray[np.int32]], None]) -> None:
+    """For backends whose tiers are both numpy arrays: done on return. `restore_from_host(caches, pairs)`: like Ops.restore_rows."""
     for run in runs(moves):
-        source, target = (getattr(caches, name) for name in SLABS[run.kind])
-        target[run.target : run.target + run.count] = source[run.source : run.source + run.count]
+        if run.kind is MoveKind.ROW_IN:
+            numbers = range(run.count)
+            restore_from_host(caches, np.array([(run.target + i, run.source + i) for i in numbers], np.int32))
+        else:
+            source, target = (getattr(caches, name) for name in SLABS[run.kind])
+            target[run.target : run.target + run.count] = source[run.source : run.source + run.count]
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     backend: str  # "cpu", "cuda" or "reference": each has its own order inside a state
     page_tokens: int
     page_bytes: int
-    state_bytes: int
+    state_bytes: int  # of a snapshot
     kv_type: str
 
 

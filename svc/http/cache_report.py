@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from msgspec import UNSET
+
 from svc.http.schema import CacheReportOut, DifferenceOut
 from svc.http.text.tokenizer import Tokenizer
 from svc.slots.events import CacheReport
@@ -37,4 +39,5 @@ def counts_out(cache: CacheReport, num_prompt: int, cached_tokens: int) -> Cache
     """The same without text."""
     difference = None if cache.difference is None else DifferenceOut(cache.difference.position)
     evaluated = num_prompt - cached_tokens
-    return CacheReportOut(cache.matched_tokens, cache.resumed_at, evaluated, cache.reason, cache.tier or None, difference)
+    where = (cache.matched_tokens, cache.resumed_at, evaluated)
+    return CacheReportOut(*where, cache.reason, cache.tier or None, difference, cache.lossy or UNSET)

@@ -257,6 +257,7 @@ class CacheReportOut(Struct):
     reason: str
     tier: str | None  # "device", "host" or "disk"; null where nothing was reused
     difference: DifferenceOut | None  # null where known text ends, or nothing was looked up
+    lossy: bool | UnsetType = UNSET  # true: it went on from a state that a compact snapshot had rounded
 
 
 class HeadraceOut(Struct, omit_defaults=True):

@@ -35,10 +35,10 @@ def resolve_budgets(
     all_given = kv_bytes is not None and snapshot_bytes is not None
     beside_bytes = max(available_bytes - weights_bytes, 0)
     row_bytes = num_rows * layout.state_bytes
-    smallest_kv, smallest_snapshots = 2 * num_rows * layout.page_bytes, num_rows * layout.state_bytes
+    smallest_kv, smallest_snapshots = 2 * num_rows * layout.page_bytes, num_rows * layout.snapshot_bytes
     pages_per_context = -(-context_tokens // layout.page_tokens)
     useful_kv = USEFUL_CONTEXTS_PER_SLOT * num_rows * pages_per_context * layout.page_bytes
-    useful_snapshots = USEFUL_SNAPSHOTS_PER_SLOT * num_rows * layout.state_bytes
+    useful_snapshots = USEFUL_SNAPSHOTS_PER_SLOT * num_rows * layout.snapshot_bytes
 
     share = int(free_share * beside_bytes) - row_bytes - (kv_bytes or 0) - (snapshot_bytes or 0)
     if kv_bytes is None and snapshot_bytes is None:
@@ -98,7 +98,7 @@ def resolve_host_budgets(
     snapshots = int(times * plan.snapshot_bytes) if host_snapshot_bytes is None else host_snapshot_bytes
     # An automatic budget too small for one page or snapshot is none.
     kv = 0 if host_kv_bytes is None and kv < plan.layout.page_bytes else kv
-    return kv, 0 if host_snapshot_bytes is None and snapshots < plan.layout.state_bytes else snapshots
+    return kv, 0 if host_snapshot_bytes is None and snapshots < plan.layout.snapshot_bytes else snapshots
 
 
 def _what_fits(

@@ -1,20 +1,24 @@
 """Contents and sizes of one KV page, one state row and one snapshot, in elements and bytes. Numbers only.
 
-Two slabs, laid out alike for every backend:
+Three slabs, laid out alike for every backend:
 
 - KV slab `[num_pages, page_elements]`, element type `kv_type`. Inside a page: attention layer, then K before V, then KV head,
   then the row in the page, then the head dimension: `[L_attn, 2, H_kv, P, D]`. One page is one contiguous block, so that copying,
   moving or saving a page is one memory copy.
-- state slabs `[num_rows, state_elements]` (state rows) and `[num_snapshots, state_elements]` (snapshots), float32, with the same
-  inner layout, so that saving or restoring is one memory copy. Inside: for each DeltaNet layer the recurrent state
-  `[H_v, D_k * D_v]` (its inner order belongs to the backend: `state_order`), then the `[conv_rows, channels]` raw convolution rows
-  (oldest first); after all layers the final hidden row `[C]` (after the output norm) of the last token.
+- state rows `[num_rows, state_elements]`, float32. Inside: for each DeltaNet layer the recurrent state `[H_v, D_k * D_v]` (its
+  inner order belongs to the backend: `state_order`), then the `[conv_rows, channels]` raw convolution rows (oldest first); after
+  all layers the final hidden row `[C]` (after the output norm) of the last token.
+- snapshots `[num_snapshots, snapshot_elements]`: the same parts in the same order, counted in words of four bytes. With the type
+  f32 a snapshot is a copy of a row. The others round the recurrent states and nothing else:
+  - bf16: the upper two bytes of each number, rounded to the nearest, ties to even;
+  - q8: one signed byte for each number, all of a layer; then `[H_v, D_v]` float32 scales. A value column (the D_k numbers that
+    one value dimension of a head has) shares the scale `largest magnitude / 127`.
 """
 
 from dataclasses import dataclass
 
 KV_TYPE_BYTES = {"f32": 4, "f16": 2}
-STATE_BYTES = 4
+STATE_BYTES = 4  # of a number in a state row, and of a word of a snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class MemoryLayout:
     conv_rows: int
     page_tokens: int
     kv_type: str = "f16"
+    snapshot_type: str = "f32"  # f32, bf16 or q8
 
     @property
     def hybrid(self) -> bool:
@@ -76,11 +81,11 @@ class MemoryLayout:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one state row, and of one snapshot."""
+        """Bytes of one state row."""
         return self.state_elements * STATE_BYTES
 
     def recurrent_offset(self, delta_layer: int) -> int:
-        """Element offset of a DeltaNet layer's recurrent state inside a row or snapshot."""
+        """Element offset of a DeltaNet layer's recurrent state inside a row."""
         return delta_layer * (self.recurrent_elements + self.conv_elements)
 
     def conv_offset(self, delta_layer: int) -> int:
@@ -89,3 +94,49 @@ class MemoryLayout:
     @property
     def hidden_offset(self) -> int:
         return self.num_delta_layers * (self.recurrent_elements + self.conv_elements)
+
+    # -- snapshots --------------------------------------------------------------------------------------------------------------
+    @property
+    def lossy_snapshots(self) -> bool:
+        """Whether a restored state differs from the one that was saved."""
+        return self.hybrid and self.snapshot_type != "f32"
+
+    @property
+    def snapshot_recurrent_words(self) -> int:
+        """Words of one layer's recurrent state in a snapshot, without its scales; whole 16 bytes unless it is a copy."""
+        match self.snapshot_type:
+            case "f32":
+                return self.recurrent_elements
+            case "bf16":
+                return 4 * -(-self.recurrent_elements // 8)
+            case _:
+                return 4 * -(-self.recurrent_elements // 16)
+
+    @property
+    def snapshot_scale_words(self) -> int:
+        return self.num_value_heads * self.value_dim if self.snapshot_type == "q8" else 0
+
+    @property
+    def snapshot_layer_words(self) -> int:
+        """Words of one DeltaNet layer: recurrent state, scales, convolution rows."""
+        return self.snapshot_recurrent_words + self.snapshot_scale_words + self.conv_elements
+
+    @property
+    def snapshot_elements(self) -> int:
+        return self.num_delta_layers * self.snapshot_layer_words + self.hidden_size
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of one snapshot."""
+        return self.snapshot_elements * STATE_BYTES
+
+    def snapshot_recurrent_offset(self, delta_layer: int) -> int:
+        """Word offset of a DeltaNet layer's recurrent state inside a snapshot; its scales follow."""
+        return delta_layer * self.snapshot_layer_words
+
+    def snapshot_conv_offset(self, delta_layer: int) -> int:
+        return self.snapshot_recurrent_offset(delta_layer) + self.snapshot_recurrent_words + self.snapshot_scale_words
+
+    @property
+    def snapshot_hidden_offset(self) -> int:
+        return self.num_delta_layers * self.snapshot_layer_words

@@ -24,7 +24,7 @@ class MemoryPlan:
 
     @property
     def host_bytes(self) -> int:
-        return self.num_host_pages * self.layout.page_bytes + self.num_host_snapshots * self.layout.state_bytes
+        return self.num_host_pages * self.layout.page_bytes + self.num_host_snapshots * self.layout.snapshot_bytes
 
     @property
     def kv_bytes(self) -> int:
@@ -36,7 +36,7 @@ class MemoryPlan:
 
     @property
     def snapshot_bytes(self) -> int:
-        return self.num_snapshots * self.layout.state_bytes
+        return self.num_snapshots * self.layout.snapshot_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -56,7 +56,7 @@ def plan_memory(layout: MemoryLayout, *, kv_bytes: int, snapshot_bytes: int, num
     bounded by the budget; the caller warns).
     """
     num_pages = kv_bytes // layout.page_bytes if layout.page_bytes else context_tokens * num_rows // layout.page_tokens
-    num_snapshots = snapshot_bytes // layout.state_bytes
+    num_snapshots = snapshot_bytes // layout.snapshot_bytes
     if num_rows < 1:
         raise MemoryBudgetError(f"max_slots is {num_rows}: at least one slot is needed")
     if num_pages < 2 * num_rows:
@@ -66,9 +66,9 @@ def plan_memory(layout: MemoryLayout, *, kv_bytes: int, snapshot_bytes: int, num
             f"too few for {num_rows} slots: set it to at least {format_size(need)}, or lower max_slots"
         )
     if num_snapshots < num_rows:
-        need = num_rows * layout.state_bytes
+        need = num_rows * layout.snapshot_bytes
         raise MemoryBudgetError(
-            f"snapshot_bytes={format_size(snapshot_bytes)} holds {num_snapshots} snapshots of {layout.state_bytes} bytes, "
+            f"snapshot_bytes={format_size(snapshot_bytes)} holds {num_snapshots} snapshots of {layout.snapshot_bytes} bytes, "
             f"too few for {num_rows} slots: set it to at least {format_size(need)}, or lower max_slots"
         )
     return MemoryPlan(layout=layout, num_pages=num_pages, num_rows=num_rows, num_snapshots=num_snapshots)
@@ -78,7 +78,7 @@ def with_host_tier(plan: MemoryPlan, *, host_kv_bytes: int, host_snapshot_bytes:
     """The plan with a host tier of these budgets (bytes; 0: none). MemoryBudgetError when one is too small for anything."""
     budgets = (
         ("host_kv_bytes", host_kv_bytes, "page", plan.layout.page_bytes),
-        ("host_snapshot_bytes", host_snapshot_bytes, "snapshot", plan.layout.state_bytes),
+        ("host_snapshot_bytes", host_snapshot_bytes, "snapshot", plan.layout.snapshot_bytes),
     )
     for key, size, what, each in budgets:
         if 0 < size < each:

@@ -93,7 +93,7 @@ def cache_stats(
         num_host_snapshots=ring.num_host_snapshots,
         free_host_snapshots=ring.num_free_on_host,
         page_bytes=plan.layout.page_bytes,
-        state_bytes=plan.layout.state_bytes,
+        state_bytes=plan.layout.snapshot_bytes,
         num_nodes=tree.num_nodes,
         counters=counters,
     )

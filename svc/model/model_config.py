@@ -86,7 +86,7 @@ class ModelConfig:
         kind = self.recurrent_layers[layer]
         return sum(other == kind for other in self.recurrent_layers[:layer])
 
-    def memory_layout(self, page_tokens: int, kv_type: str) -> MemoryLayout:
+    def memory_layout(self, page_tokens: int, kv_type: str, snapshot_type: str = "f32") -> MemoryLayout:
         hybrid = self.num_delta_layers > 0
         return MemoryLayout(
             hidden_size=self.hidden_size,
@@ -101,6 +101,7 @@ class ModelConfig:
             conv_rows=self.conv_kernel - 1 if hybrid else 0,
             page_tokens=page_tokens,
             kv_type=kv_type,
+            snapshot_type=snapshot_type,
         )
 
 

@@ -158,5 +158,6 @@ class Admission:
         self._waiting.take(sequence, self._joins.aside)
         self._joins.forget(sequence)
         note_admission(sequence, resume, lease, now, join if helped else None)
+        sequence.lossy |= lease.start > 0 and self._cache.plan.layout.lossy_snapshots
         sequence.resume, sequence.overtaken = None, 0
         return Slot.of(sequence, lease, resume, self._captures_per_prompt, hybrid=self._hybrid)

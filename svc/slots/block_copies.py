@@ -57,7 +57,7 @@ class BlockCopies:
         return blocks
 
     async def read_state(self, ref: SnapshotRef) -> Blocks | None:
-        """A snapshot, uint8 [state_bytes]; None when it has left the memory."""
+        """A snapshot, uint8 [snapshot_bytes]; None when it has left the memory."""
         await self._moves_taken()
         if not self._ring.is_published(ref):
             return None

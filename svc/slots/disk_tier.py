@@ -27,11 +27,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.blocks import Blocks
+from svc.compute.blocks import Blocks, finite_page, finite_state
 from svc.disk.index import Entry, Missing
 from svc.disk.index import Path as DiskPath
 from svc.disk.store import DiskFullError, DiskReadError, DiskStats, DiskStore
-from svc.memory.layout import KV_TYPE_BYTES, STATE_BYTES
 from svc.memory.placement import WantedKind
 from svc.memory.sequence_cache import SequenceCache, SnapshotRef
 from svc.memory.tokens import TokenArray
@@ -361,13 +360,12 @@ class DiskTier:
 
     def _add_pages(self, missing: Missing, part: Items[tuple[int, bytes]], blocks: Blocks) -> bool:
         """Whether all numbers in them are finite; else those from the first that are not on are not written."""
-        kv_type = self._store.identity.kv_type
         for (tile, tokens), block in zip(part, blocks, strict=True):
-            if not np.isfinite(block.view(f"f{KV_TYPE_BYTES[kv_type]}")).all():
+            if not finite_page(block, self._cache.plan.layout):
                 return False
             self._store.add_page(missing, tile, tokens, block)
         return True
 
     def _add_state(self, missing: Missing, path: KnownPath, state: Blocks, tail: Blocks | None) -> None:
-        if np.isfinite(state.view(f"f{STATE_BYTES}")).all():
+        if finite_state(state, self._cache.plan.layout):
             self._store.add_state(missing, len(path.tokens), path.kind, state, tail)

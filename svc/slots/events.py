@@ -77,6 +77,7 @@ class CacheReport:
     reason: str  # one of usage_report.REASONS; empty when it was never admitted
     tier: str = ""  # what it resumed from: one of usage_report.TIERS; empty where nothing was reused
     difference: Difference | None = None  # None where nothing known goes on otherwise
+    lossy: bool = False  # it has gone on from a state that a compact snapshot had rounded
 
 
 NOT_ADMITTED = CacheReport(0, 0, "")

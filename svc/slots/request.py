@@ -116,6 +116,7 @@ class Sequence:
     generated: int = 0
     cached_tokens: int | None = None  # prompt tokens never evaluated for this request; None before it is admitted
     cache: CacheReport = NOT_ADMITTED  # of its first admission
+    lossy: bool = False  # see CacheReport; after any admission
     join: JoinWait | None = None
     fetching: bool = False  # whether a state of its prompt is on its way from the disk
     penalized: bool = False  # whether the choice of a token depends on earlier ones

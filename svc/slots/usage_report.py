@@ -1,5 +1,7 @@
 """What an answer reports: how much was reused and why, how long things took, how it ended."""
 
+from dataclasses import replace
+
 from svc.compute.backend import NO_TOKEN, NOT_FINITE
 from svc.errors import RequestError, context_exceeded
 from svc.memory.other_text import other_text
@@ -98,7 +100,7 @@ def finished(sequence: Sequence, reason: FinishReason, now: float, error: str | 
         reason=reason,
         usage=Usage(sequence.num_prompt, sequence.cached_tokens or 0, sequence.generated),
         timing=Timing(queue_s=admitted - sequence.arrival_s, prefill_s=first - admitted, decode_s=now - first),
-        cache=sequence.cache,
+        cache=replace(sequence.cache, lossy=sequence.lossy),
         error=error,
     )
 

@@ -29,7 +29,7 @@ def test_final_hidden(device: Device, columns: int) -> None:
     rows, snapshots = device.from_host(before_rows), device.from_host(before_snapshots)
     kept = KeptTokens(ints(device, 0, 1, 7, 9, 10), ints(device, 4, 0, 2, -1), ints(device, 3, 6), ints(device, 2, 0))
     arrays = device.from_host(hidden), device.from_host(weight)
-    final_hidden(device, HiddenSlabs(rows, snapshots, 31), *arrays, EPSILON, kept)
+    final_hidden(device, HiddenSlabs(rows, snapshots, 31, 31), *arrays, EPSILON, kept)
     final = rms_norm(hidden, weight, EPSILON)
     expected_rows, expected_snapshots = before_rows.copy(), before_snapshots.copy()
     expected_rows[[4, 0, 2], 31:], expected_snapshots[[2, 0], 31:] = final[[0, 6, 8]], final[[3, 6]]
@@ -46,7 +46,7 @@ def test_final_hidden_without_captures(device: Device) -> None:
     none = device.empty((0,), np.int32)
     arrays = device.from_host(hidden), device.from_host(weight)
     kept = KeptTokens(ints(device, 0, 2), ints(device, 0), none, none)
-    final_hidden(device, HiddenSlabs(rows, snapshots, 0), *arrays, EPSILON, kept)
+    final_hidden(device, HiddenSlabs(rows, snapshots, 0, 0), *arrays, EPSILON, kept)
     np.testing.assert_allclose(device.to_host(rows), rms_norm(hidden[1:], weight, EPSILON), rtol=KERNEL, atol=KERNEL)
 
 
@@ -58,7 +58,7 @@ def test_hidden_rows(device: Device) -> None:
     hidden_rows(device, out, *arrays, EPSILON, ints(device, 5, 2, -1, 5))
     none = device.empty((0,), np.int32)
     kept = KeptTokens(ints(device, 0, 6), ints(device, 0), none, none)
-    final_hidden(device, HiddenSlabs(rows, rows, 0), *arrays, EPSILON, kept)
+    final_hidden(device, HiddenSlabs(rows, rows, 0, 0), *arrays, EPSILON, kept)
     got = device.to_host(out)
     np.testing.assert_allclose(got[[0, 1, 3]], rms_norm(hidden[[5, 2, 5]], weight, EPSILON), rtol=KERNEL, atol=KERNEL)
     np.testing.assert_array_equal(got[2], np.zeros(1000))

@@ -41,6 +41,7 @@ class Setting:
     num_snapshots: int = 64
     page_tokens: int = 16
     kv_type: str = "f16"
+    snapshot_type: str = "f32"
     num_host_pages: int = 0
     num_host_snapshots: int = 0
 
@@ -62,7 +63,7 @@ def fresh() -> Iterator[Callable[..., Driver]]:
         file, _, activations = model.partition(" ")
         ops = CpuOps(setting.threads, activations=activations or "float", level=setting.level, poison=True)  # type: ignore[arg-type]
         config, source = open_model(model_file(file))
-        layout = config.memory_layout(setting.page_tokens, setting.kv_type)
+        layout = config.memory_layout(setting.page_tokens, setting.kv_type, setting.snapshot_type)
         host = (setting.num_host_pages, setting.num_host_snapshots)
         plan = MemoryPlan(layout, setting.num_pages, setting.num_rows, setting.num_snapshots, *host)
         runners.append(ModelRunner(load_model(source, config, ops), ops, plan, setting.max_step_tokens))

@@ -81,6 +81,34 @@ def test_resumed(fresh: Fresh, model: str, known: int) -> None:
     assert bits(answer) == control
 
 
+@pytest.mark.parametrize("snapshot_type", ["bf16", "q8"])
+@pytest.mark.parametrize("model", HYBRID_MODELS)
+def test_resumed_from_a_compact_snapshot(fresh: Fresh, model: str, snapshot_type: str) -> None:
+    """A compact snapshot rounds what resumes from it, which says so, and nothing else: the first answer has the bits it has without
+    one. The rounded answer is always the same one: on every instruction set, after a stay on the host, batched with others."""
+    drivers = [fresh(model, snapshot_type=snapshot_type, level=level) for level in available_levels()]
+    tokens, resumed = prompt(130), []
+    for driver in drivers:
+        first = driver.ask(tokens[:100], 6, params=GREEDY)
+        assert bits(first) == solo(fresh, model, tokens[:100])
+        answers = [driver.submit(tokens, 6, params=GREEDY), driver.submit(tokens[:100] + prompt(30, seed=3), 6, params=GREEDY)]
+        driver.run()
+        assert [answer.cached for answer in answers] == [100, 100]
+        assert not first.end.cache.lossy
+        assert all(answer.end.cache.lossy for answer in answers)
+        resumed.append(bits(answers[0]))
+    small = {"num_pages": 19, "num_rows": 2, "num_snapshots": 2}
+    host = fresh(model, snapshot_type=snapshot_type, **small, num_host_pages=40, num_host_snapshots=16)
+    host.ask(tokens[:100], 0)
+    host.ask(prompt(200, seed=5), 6)  # everything of the first one leaves for the host
+    assert host.cache.stats().counters.snapshots_moved_out > 0
+    answer = host.ask(tokens, 6, params=GREEDY)
+    assert host.cache.stats().counters.pages_moved_in > 0
+    assert answer.cached == 100
+    assert all(other == bits(answer) for other in resumed)
+    assert bits(answer) != solo(fresh, model, tokens)
+
+
 @pytest.mark.parametrize("model", ALL_MODELS)
 def test_resumed_behind_an_answer(fresh: Fresh, model: str) -> None:
     """A state made by decoding equals the one a cold prefill of the same text makes."""

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType, quants
 
 from svc.compute.backend import Slab, StepBatch
 from svc.compute.step_inputs import pairs
@@ -58,6 +59,93 @@ def test_save_and_restore(backend: KernelBackend) -> None:
     slabs.ops.restore_rows(slabs.caches, pairs([(2, 3), (0, 1)]))
     slabs.check(snapshots={3: rows[1], 0: rows[0]}, rows={2: rows[1], 0: snapshots[1]})
     assert np.signbit(slabs.copy("rows")[2, 1])
+
+
+@pytest.mark.parametrize("snapshot_type", ["bf16", "q8"])
+@pytest.mark.parametrize("sizes", [(40, 2, 3, 16, 32, 80, 3), (4, 1, 1, 48, 16, 16, 1), (12, 3, 5, 16, 16, 112, 2)], ids=str)
+def test_compact_snapshots(backend: KernelBackend, snapshot_type: str, sizes: tuple[int, ...]) -> None:
+    """Saved and restored, recurrent states come back rounded as memory/layout.py says and everything else bit for bit, with NaN,
+    infinity, zeros and tiny numbers among them. By way of the host it is the same."""
+    rig = CompactSlabs(backend, snapshot_type, sizes)
+    rig.ops.save_rows(rig.caches, pairs([(1, 3), (0, 0)]))
+    rig.ops.restore_rows(rig.caches, pairs([(2, 3), (1, 0)]))
+    restored = rig.rows()
+    np.testing.assert_array_equal(restored[0].view(np.uint32), rig.before[0].view(np.uint32))
+    rig.check(restored[2], rig.before[1])
+    rig.check(restored[1], rig.before[0])
+    out, row = MoveKind.SNAPSHOT_OUT, MoveKind.ROW_IN
+    moves = [Move(out, 3, 0), Move(out, 0, 1), Move(row, 0, 0), Move(row, 1, 1), Move(row, 1, 2)]
+    rig.ops.move(rig.caches, StepBatch(moves=moves))
+    assert rig.ops.moves_over(all_of_them=True) == len(moves)
+    np.testing.assert_array_equal(rig.rows().view(np.uint32), restored[[2, 1, 1]].view(np.uint32))
+
+
+class CompactSlabs:
+    """Caches whose snapshots are of a compact type, with random rows; some value columns are full of special numbers."""
+
+    def __init__(self, backend: KernelBackend, snapshot_type: str, sizes: tuple[int, ...]) -> None:
+        hidden, layers, heads, key_dim, value_dim, channels, conv_rows = sizes
+        self.layout = MemoryLayout(
+            hidden, 0, 1, 16, layers, heads, key_dim, value_dim, channels, conv_rows, 16, "f32", snapshot_type
+        )
+        self.backend, self.ops = backend, backend.make()
+        self.caches = self.ops.caches(MemoryPlan(self.layout, 1, 3, 4, num_host_snapshots=2))
+        random = np.random.default_rng(3)
+        self.before = random.normal(0, 1, (3, self.layout.state_elements)).astype(np.float32)
+        self.before *= 10 ** random.uniform(-4, 4, self.before.shape).astype(np.float32)
+        for row in self.before:
+            for layer in range(layers):
+                states = self.states(row, layer)
+                states[0, :, 0] = 0
+                states[0, 1, 1] = np.inf
+                states[0, 2, 2] = np.nan
+                states[0, :, 3] = np.float32(1e-38)
+                states[0, :, 4] = np.float32(1e-30) * states[0, :, 5]
+                states[0, :, 6] = -states[0, :, 6]
+        backend.write(self.caches.rows, self.before)
+
+    def rows(self) -> np.ndarray:
+        return np.array(self.backend.read(self.caches.rows))
+
+    def states(self, row: np.ndarray, layer: int) -> np.ndarray:
+        """View [H_v, D_k, D_v]."""
+        layout, at = self.layout, self.layout.recurrent_offset(layer)
+        shape = (layout.num_value_heads, layout.key_dim, layout.value_dim)
+        if self.backend.state_order == "vk":
+            return row[at : at + layout.recurrent_elements].reshape(shape[0], shape[2], shape[1], copy=False).swapaxes(1, 2)
+        return row[at : at + layout.recurrent_elements].reshape(shape, copy=False)
+
+    def check(self, after: np.ndarray, before: np.ndarray) -> None:
+        after = after.copy()
+        for layer in range(self.layout.num_delta_layers):
+            got, was = np.array(self.states(after, layer)), self.states(before, layer)
+            np.testing.assert_array_equal(got, ROUNDED[self.layout.snapshot_type](np.array(was)))
+            self.states(after, layer)[...] = was
+        np.testing.assert_array_equal(after.view(np.uint32), before.view(np.uint32))
+
+
+def _as_bf16(states: np.ndarray) -> np.ndarray:
+    """By way of the Python package of GGUF, as weights of that type are."""
+    return quants.dequantize(quants.quantize(states, GGMLQuantizationType.BF16), GGMLQuantizationType.BF16).reshape(states.shape)
+
+
+def _as_q8(states: np.ndarray) -> np.ndarray:
+    """Value column by value column, in float64 but for the two float32 factors."""
+    rounded = np.empty_like(states)
+    for head, column in np.ndindex(states.shape[0], states.shape[2]):
+        values = states[head, :, column]
+        most = np.abs(values).max()
+        if not np.isfinite(most):
+            rounded[head, :, column] = np.nan
+        elif most < 1e-30:
+            rounded[head, :, column] = 0
+        else:
+            inverse, scale = np.float32(127) / most, most / np.float32(127)
+            rounded[head, :, column] = np.rint(values * inverse) * scale
+    return rounded
+
+
+ROUNDED = {"bf16": _as_bf16, "q8": _as_q8}
 
 
 def test_zero_rows(backend: KernelBackend) -> None:

@@ -1,5 +1,6 @@
 """Gated DeltaNet mixer against float64: outputs, live states and captured states, in any batch and with any past."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,15 @@ class Case:
     """A layer, a step and, in float64, the expected results."""
 
     def __init__(
-        self, backend: KernelBackend, shape: tuple[int, int, int, int, bool], batch: list[tuple[int, int]], kind: str
+        self,
+        backend: KernelBackend,
+        shape: tuple[int, int, int, int, bool],
+        batch: list[tuple[int, int]],
+        kind: str,
+        snapshot_type: str = "f32",
     ) -> None:
         self.n_k, self.n_v, self.size, self.taps, self.grouped = shape
-        self.layout = delta_layout(self.n_k, self.n_v, self.size, self.taps, hidden=WIDTH)
+        self.layout = replace(delta_layout(self.n_k, self.n_v, self.size, self.taps, hidden=WIDTH), snapshot_type=snapshot_type)
         self.rig = OpRig(backend, self.layout, batch, captures=middle_captures(batch), seed=len(batch))
         self.layer, self.exact = self.make_layer(kind)
         self.hidden, values = self.rig.hidden(WIDTH)
@@ -128,6 +134,29 @@ def test_against_float64(backend: KernelBackend, shape: tuple[int, int, int, int
     case = Case(backend, shape, batch, "F32")
     case.run()
     case.check(backend.tolerance("F32"))
+
+
+@pytest.mark.parametrize("snapshot_type", ["bf16", "q8"])
+@pytest.mark.parametrize("batch", [BATCHES[2], BATCHES[6], BATCHES[9]], ids=[BATCH_IDS[2], BATCH_IDS[6], BATCH_IDS[9]])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_compact_captures(
+    backend: KernelBackend, shape: tuple[int, int, int, int, bool], batch: list[tuple[int, int]], snapshot_type: str
+) -> None:
+    """A capture at a chunk's last token writes the very words that saving the row does, into this layer's part and nothing else."""
+    case = Case(backend, shape, batch, "F32", snapshot_type)
+    case.run()
+    rig, layout = case.rig, case.layout
+    captured = np.array(backend.read(rig.caches.snapshots)).view(np.uint32)
+    part = slice(layout.snapshot_recurrent_offset(LAYER), layout.snapshot_recurrent_offset(LAYER) + layout.snapshot_layer_words)
+    written = np.zeros(captured.shape, bool)
+    written[rig.snapshots, part] = True
+    assert (captured[~written] == np.float32(np.nan).view(np.uint32)).all()
+    ends = {(sequence, start + count): row for sequence, ((start, count), row) in enumerate(zip(rig.batch, rig.rows, strict=True))}
+    pairs = [(ends[wanted], number) for wanted, number in zip(rig.captures, rig.snapshots, strict=True) if wanted in ends]
+    assert len(pairs) == len(rig.batch)
+    rig.ops.save_rows(rig.caches, np.array(pairs, np.int32))
+    saved = np.array(backend.read(rig.caches.snapshots)).view(np.uint32)
+    np.testing.assert_array_equal(captured[:, part], saved[:, part])
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16"])

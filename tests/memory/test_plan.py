@@ -33,6 +33,36 @@ def test_sizes_of_a_published_model() -> None:
     assert not replace(NEXT, num_delta_layers=0).hybrid
 
 
+def test_compact_snapshots_of_a_published_model() -> None:
+    """Only recurrent states are rounded: two bytes or one a number, and with one a float for each of the 32 x 128 value columns."""
+    kept = 4 * (36 * 3 * 8192 + 2048)
+    assert NEXT.snapshot_bytes == NEXT.state_bytes
+    bf16, q8 = replace(NEXT, snapshot_type="bf16"), replace(NEXT, snapshot_type="q8")
+    assert bf16.snapshot_bytes == kept + 36 * 32 * 128 * 128 * 2
+    assert q8.snapshot_bytes == kept + 36 * (32 * 128 * 128 + 32 * 128 * 4)
+    assert bf16.state_bytes == q8.state_bytes == NEXT.state_bytes
+    assert not NEXT.lossy_snapshots
+    assert bf16.lossy_snapshots
+    assert not replace(bf16, num_delta_layers=0).lossy_snapshots
+    plan = plan_memory(q8, kv_bytes=10**9, snapshot_bytes=10**9, num_rows=4, context_tokens=8192)
+    assert plan.num_snapshots == 10**9 // q8.snapshot_bytes
+    assert plan.total_bytes == plan.kv_bytes + plan.snapshot_bytes + 4 * NEXT.state_bytes
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16", "q8"])
+def test_parts_tile_a_snapshot(kind: str) -> None:
+    """Layer by layer: recurrence, scales, conv rows; then the hidden row. All parts begin at whole 16 bytes."""
+    layout, end = replace(NEXT, snapshot_type=kind), 0
+    for layer in range(36):
+        assert layout.snapshot_recurrent_offset(layer) == end
+        end += layout.snapshot_recurrent_words + (32 * 128 if kind == "q8" else 0)
+        assert layout.snapshot_conv_offset(layer) == end
+        assert end % 4 == 0
+        end += 3 * 8192
+    assert layout.snapshot_hidden_offset == end
+    assert layout.snapshot_elements == end + 2048
+
+
 def test_parts_tile_a_page_and_a_state() -> None:
     """Layer by layer: K and V of each attention layer fill the page, recurrence and conv rows and the hidden row the state."""
     block = NEXT.kv_block_elements

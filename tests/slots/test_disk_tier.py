@@ -87,7 +87,7 @@ class Server:
             backend="fake",
             page_tokens=sizes.page_tokens,
             page_bytes=sizes.page_bytes,
-            state_bytes=sizes.state_bytes,
+            state_bytes=sizes.snapshot_bytes,
             kv_type=sizes.kv_type,
         )
         self.store = DiskStore.open(folder, identity, budget, hybrid=hybrid, access=access)

@@ -10,6 +10,7 @@ from svc.memory.plan import MemoryPlan
 KV_DTYPES: dict[str, type[np.floating]] = {"f32": np.float32, "f16": np.float16}
 STATE_ORDER = "kv"  # inner order of a head's recurrent state: key dimension, then value dimension
 LANES = 16
+SNAPSHOT_TYPES = ("f32", "bf16", "q8")  # as in csrc/runtime.h
 
 
 class CpuCaches:
@@ -26,9 +27,9 @@ class CpuCaches:
         self.plan = plan
         self.kv: NDArray[np.floating] = np.empty((plan.num_pages, layout.page_elements), KV_DTYPES[layout.kv_type])
         self.rows = np.empty((plan.num_rows, layout.state_elements), np.float32)
-        self.snapshots = np.empty((plan.num_snapshots, layout.state_elements), np.float32)
+        self.snapshots = np.empty((plan.num_snapshots, layout.snapshot_elements), np.float32)
         self.host_kv: NDArray[np.floating] = np.empty((plan.num_host_pages, layout.page_elements), KV_DTYPES[layout.kv_type])
-        self.host_snapshots = np.empty((plan.num_host_snapshots, layout.state_elements), np.float32)
+        self.host_snapshots = np.empty((plan.num_host_snapshots, layout.snapshot_elements), np.float32)
         if poison:
             for slab in (self.kv, self.rows, self.snapshots, self.host_kv, self.host_snapshots):
                 slab.fill(np.nan)
@@ -38,6 +39,14 @@ class CpuCaches:
             page_elements=layout.page_elements,
             state_elements=layout.state_elements,
             hidden_offset=layout.hidden_offset,
+            snapshot_elements=layout.snapshot_elements,
+            snapshot_layer_words=layout.snapshot_layer_words,
+            snapshot_scales_offset=layout.snapshot_recurrent_words,
+            snapshot_conv_offset=layout.snapshot_conv_offset(0),
+            snapshot_hidden_offset=layout.snapshot_hidden_offset,
+            snapshot_type=SNAPSHOT_TYPES.index(layout.snapshot_type),
+            **{name: getattr(layout, name) for name in ("conv_elements", "num_delta_layers", "num_value_heads")},
+            **{name: getattr(layout, name) for name in ("key_dim", "value_dim")},
             kv_is_half=layout.kv_type == "f16",
             page_tokens=layout.page_tokens,
         )

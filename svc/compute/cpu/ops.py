@@ -167,7 +167,7 @@ class CpuOps:
 
     # -- cache traffic ----------------------------------------------------------------------------------------------------------
     def move(self, caches: CpuCaches, batch: StepBatch) -> None:
-        move_at_once(caches, batch.moves)
+        move_at_once(caches, batch.moves, self._restore_from_host)
         self._moves_over = batch.moves_before + len(batch.moves)
 
     def moves_over(self, *, all_of_them: bool) -> int:
@@ -183,10 +183,26 @@ class CpuOps:
         self._copy(caches.kv, caches.kv, pairs, from_side=0)
 
     def save_rows(self, caches: CpuCaches, pairs: NDArray[np.int32]) -> None:
-        self._copy(caches.snapshots, caches.rows, pairs, from_side=0)
+        if caches.plan.layout.snapshot_type == "f32":
+            self._copy(caches.snapshots, caches.rows, pairs, from_side=0)
+        else:
+            self._pack("hr_save_rows", caches, pairs)
 
     def restore_rows(self, caches: CpuCaches, pairs: NDArray[np.int32]) -> None:
-        self._copy(caches.rows, caches.snapshots, pairs, from_side=1)
+        self._restore(caches, caches.snapshots, pairs)
+
+    def _restore_from_host(self, caches: CpuCaches, pairs: NDArray[np.int32]) -> None:
+        self._restore(caches, caches.host_snapshots, pairs)
+
+    def _restore(self, caches: CpuCaches, snapshots: Float32, pairs: NDArray[np.int32]) -> None:
+        if caches.plan.layout.snapshot_type == "f32":
+            self._copy(caches.rows, snapshots, pairs, from_side=1)
+        else:
+            self._pack("hr_restore_rows", caches, pairs, structs.address(snapshots))
+
+    def _pack(self, function: str, caches: CpuCaches, pairs: NDArray[np.int32], *slabs: int) -> None:
+        pairs = np.ascontiguousarray(pairs, np.int32)
+        self._kernels.call(function, byref(caches.slabs), *slabs, structs.address(pairs), len(pairs))
 
     def zero_rows(self, caches: CpuCaches, rows: NDArray[np.int32]) -> None:
         caches.rows[rows] = 0.0

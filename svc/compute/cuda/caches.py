@@ -20,9 +20,13 @@ class CudaCaches:
         self.plan = plan
         self.kv = device.empty((plan.num_pages, layout.page_elements), KV_DTYPES[layout.kv_type])
         self.rows = device.empty((plan.num_rows, layout.state_elements), np.float32)
-        self.snapshots = device.empty((plan.num_snapshots, layout.state_elements), np.float32)
+        self.snapshots = device.empty((plan.num_snapshots, layout.snapshot_elements), np.float32)
+        # The snapshot that is on its way from the host to a live row, if that is no mere copy; and its pair (row 0, snapshot 0).
+        arriving = layout.lossy_snapshots and plan.num_host_snapshots > 0
+        self.arriving = device.empty((int(arriving), layout.snapshot_elements), np.float32)
+        self.arriving_pair = device.zeros((int(arriving), 2), np.int32)
         self.host_kv: NDArray[Any] = device.pinned((plan.num_host_pages, layout.page_elements), self.kv.dtype)
-        self.host_snapshots: NDArray[Any] = device.pinned((plan.num_host_snapshots, layout.state_elements), np.float32)
+        self.host_snapshots: NDArray[Any] = device.pinned((plan.num_host_snapshots, layout.snapshot_elements), np.float32)
 
     @property
     def states(self) -> DeltaStates:

@@ -7,11 +7,13 @@ import numpy as np
 
 from svc.compute.cuda.delta_chunks import CHUNK
 from svc.compute.cuda.device import Device, DeviceArray, Dim, Stream
+from svc.compute.cuda.snapshot_cells import snapshot_define
 from svc.memory.layout import MemoryLayout
 from svc.model.layers.delta import DeltaWeights
 
 STATE_ORDER = "vk"  # inner order of a head's recurrent state: value dimension, then key dimension (fastest)
 CHUNK_FLOATS = 2 * CHUNK * CHUNK + 2 * CHUNK  # per chunk and value head: CHUNK_WORK in cuda_src/include/delta.cuh
+WRITE_SNAPSHOTS = ("delta_decode", "delta_prefill")  # sources that depend on the snapshots' type
 WANTED_BLOCKS = 264  # keep a GPU busy: two for each multiprocessor of the largest
 
 
@@ -49,7 +51,8 @@ class DeltaProjected:
 
 @dataclass(frozen=True, slots=True)
 class DeltaStates:
-    """Live rows and snapshots [n, state_elements] float32 (memory/layout.py), recurrent states in STATE_ORDER."""
+    """Live rows [n, state_elements] float32 and snapshots [n, snapshot_elements] (memory/layout.py), recurrent states in
+    STATE_ORDER."""
 
     layout: MemoryLayout
     rows: DeviceArray
@@ -58,12 +61,21 @@ class DeltaStates:
     def __post_init__(self) -> None:
         # Kernels move 16 bytes at once.
         assert self.layout.state_elements % 4 == 0, f"a row of {self.layout.state_elements} floats is no multiple of 4"
+        assert self.layout.snapshot_elements % 4 == 0, f"a snapshot of {self.layout.snapshot_elements} words is no multiple of 4"
 
-    def recurrent(self, slab: DeviceArray, layer: int) -> DeviceArray | None:
-        return self._from(slab, self.layout.recurrent_offset(layer))
+    def recurrent(self, layer: int) -> DeviceArray | None:
+        """The live rows, from the layer's recurrent state in the first one on."""
+        return self._from(self.rows, self.layout.recurrent_offset(layer))
 
-    def conv(self, slab: DeviceArray, layer: int) -> DeviceArray | None:
-        return self._from(slab, self.layout.conv_offset(layer))
+    def conv(self, layer: int) -> DeviceArray | None:
+        return self._from(self.rows, self.layout.conv_offset(layer))
+
+    def snapshot_recurrent(self, layer: int) -> DeviceArray | None:
+        """The snapshots, from the layer's recurrent state in the first one on."""
+        return self._from(self.snapshots, self.layout.snapshot_recurrent_offset(layer))
+
+    def snapshot_conv(self, layer: int) -> DeviceArray | None:
+        return self._from(self.snapshots, self.layout.snapshot_conv_offset(layer))
 
     @staticmethod
     def _from(slab: DeviceArray, offset: int) -> DeviceArray | None:
@@ -151,8 +163,8 @@ class _Call:
         self._launch(
             "delta_decode", grid, 128,
             reads, *self._before_conv(projected),
-            states.recurrent(states.rows, layer.index), self._conv_rows, states.recurrent(states.snapshots, layer.index),
-            states.layout.state_elements, step.rows, step.cu_seqlens, *self._captures,
+            states.recurrent(layer.index), self._conv_rows, states.snapshot_recurrent(layer.index), *self._strides,
+            step.rows, step.cu_seqlens, *self._captures,
             layer.num_key_heads, layer.num_value_heads, columns, step.step_tokens, layer.epsilon,
         )  # fmt: skip
 
@@ -176,8 +188,8 @@ class _Call:
         self._launch(
             "delta_prefill/delta_scan", (-(-layer.value_dim // 32), layer.num_value_heads, step.num_sequences), 128,
             reads, workspace.mixed, workspace.chunks,
-            states.recurrent(states.rows, layer.index), states.recurrent(states.snapshots, layer.index),
-            states.layout.state_elements, step.rows, chunks, cu_chunks, step.capture_snapshots, *heads,
+            states.recurrent(layer.index), states.snapshot_recurrent(layer.index), *self._strides,
+            step.rows, chunks, cu_chunks, step.capture_snapshots, *heads,
         )  # fmt: skip
 
     def finish(self, out: DeviceArray, projected: DeltaProjected) -> None:
@@ -186,14 +198,19 @@ class _Call:
         self._launch(
             "delta_finish", (norm_blocks + step.num_sequences * -(-layer.channels // 256),), 256,
             out, out, projected.gate, layer.output_norm, projected.raw,
-            self._conv_rows, states.conv(states.snapshots, layer.index), states.layout.state_elements,
+            self._conv_rows, states.snapshot_conv(layer.index), *self._strides,
             step.rows, step.cu_seqlens, *self._captures,
             step.num_tokens, step.num_sequences, layer.num_value_heads, layer.channels, norm_blocks, layer.epsilon,
         )  # fmt: skip
 
     @property
     def _conv_rows(self) -> DeviceArray | None:
-        return self.states.conv(self.states.rows, self.layer.index)
+        return self.states.conv(self.layer.index)
+
+    @property
+    def _strides(self) -> tuple[int, int]:
+        """Words of a live row and of a snapshot."""
+        return self.states.layout.state_elements, self.states.layout.snapshot_elements
 
     @property
     def _captures(self) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
@@ -206,11 +223,12 @@ class _Call:
     def _launch(self, kernel: str, grid: Dim, threads: int, *args: Any) -> None:
         """`kernel`: "source", or "source/kernel" if the names differ."""
         layer = self.layer
+        source, _, name = kernel.partition("/")
         defines = {
             "KEY_DIM": layer.key_dim,
             "VALUE_DIM": layer.value_dim,
             "TAPS": layer.conv_kernel,
             "GROUPED": int(layer.grouped_heads),
+            **(snapshot_define(self.states.layout) if source in WRITE_SNAPSHOTS else {}),
         }
-        source, _, name = kernel.partition("/")
         self.device.launch(self.device.module(source, defines).kernel(name or source), grid, (threads,), args, stream=self.stream)

@@ -25,6 +25,7 @@ from svc.compute.cuda.packed_upload import PackedUpload
 from svc.compute.cuda.pending import resolve_pending
 from svc.compute.cuda.sampler import DeviceSampler
 from svc.compute.cuda.scorer import DeviceScorer
+from svc.compute.cuda.snapshot_cells import restore_rows, save_rows
 from svc.compute.cuda.tier_moves import TierMoves
 from svc.compute.cuda.weight_upload import WeightUploader
 from svc.compute.cuda.weights import Codebooks, CudaWeight, upload_weight
@@ -193,11 +194,15 @@ class CudaOps:
 
     def save_rows(self, caches: CudaCaches, pairs: NDArray[np.int32]) -> None:
         for part in _parts(pairs):
-            copy_blocks(self.device, caches.snapshots, caches.rows, self._uploaded(part))
+            save_rows(self.device, caches.plan.layout, caches.snapshots, caches.rows, self._uploaded(part))
 
     def restore_rows(self, caches: CudaCaches, pairs: NDArray[np.int32]) -> None:
-        for part in _parts(pairs[:, ::-1]):
-            copy_blocks(self.device, caches.rows, caches.snapshots, self._uploaded(part))
+        layout = caches.plan.layout
+        for part in _parts(pairs):
+            if layout.snapshot_type == "f32":
+                copy_blocks(self.device, caches.rows, caches.snapshots, self._uploaded(part[:, ::-1]))
+            else:
+                restore_rows(self.device, layout, caches.snapshots, caches.rows, self._uploaded(part))
 
     def zero_rows(self, caches: CudaCaches, rows: NDArray[np.int32]) -> None:
         for part in _parts(rows):
@@ -245,8 +250,8 @@ class CudaOps:
         moe_ffn(self.device, hidden, layer, buffers, rows=self._on_device(inputs).token_rows, exact=self._exact)
 
     def final_hidden(self, hidden: DeviceArray, norm: DeviceArray, epsilon: float, inputs: StepInputs, caches: CudaCaches) -> None:
-        delta = self._on_device(inputs).delta
-        slabs = output_head.HiddenSlabs(caches.rows, caches.snapshots, caches.plan.layout.hidden_offset)
+        delta, layout = self._on_device(inputs).delta, caches.plan.layout
+        slabs = output_head.HiddenSlabs(caches.rows, caches.snapshots, layout.hidden_offset, layout.snapshot_hidden_offset)
         kept = output_head.KeptTokens(delta.cu_seqlens, delta.rows, delta.capture_tokens, delta.capture_snapshots)
         output_head.final_hidden(self.device, slabs, hidden, norm, epsilon, kept)
 

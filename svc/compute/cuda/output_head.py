@@ -10,11 +10,12 @@ from svc.compute.cuda.weights import CudaWeight
 
 @dataclass(frozen=True, slots=True)
 class HiddenSlabs:
-    """Live rows and snapshots [n, state_elements] float32, each with its final hidden row `offset` floats behind its start."""
+    """Live rows [n, state_elements] and snapshots [n, snapshot_elements], with the offsets of their final hidden rows, in words."""
 
     rows: DeviceArray
     snapshots: DeviceArray
     offset: int
+    snapshot_offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +43,16 @@ def final_hidden(
     """norm(hidden) of each sequence's last token into its live row, of each captured token into its snapshot; hidden [T, C]."""
     columns, sequences, captures = hidden.shape[1], kept.rows.shape[0], kept.capture_snapshots.shape[0]
     stride = slabs.rows.shape[1]
-    assert slabs.snapshots.shape[1] == stride
+    snapshot_stride = slabs.snapshots.shape[1]
     assert slabs.offset + columns <= stride
+    assert slabs.snapshot_offset + columns <= snapshot_stride
     assert kept.cu_seqlens.shape == (sequences + 1,)
     assert kept.capture_tokens.shape == (captures,)
     if sequences + captures:
         args = (
             *(slabs.rows, slabs.snapshots, hidden, weight),
             *(kept.cu_seqlens, kept.rows, kept.capture_tokens, kept.capture_snapshots),
-            *(sequences, stride, slabs.offset, columns, epsilon),
+            *(sequences, stride, slabs.offset, snapshot_stride, slabs.snapshot_offset, columns, epsilon),
         )
         kernel = device.module("output_head").kernel("final_hidden")
         device.launch(kernel, (sequences + captures,), (_threads(columns),), args, stream=stream)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from svc.compute.backend import StepBatch
 from svc.compute.cuda.caches import CudaCaches
 from svc.compute.cuda.device import Device, Event
+from svc.compute.cuda.snapshot_cells import restore_rows
 from svc.compute.tier_moves import SLABS, Places, Run, places_moved, places_written, runs
 from svc.memory.tiers import MoveKind
 
@@ -72,9 +73,22 @@ class TierMoves:
                 return
 
     def _copy(self, caches: CudaCaches, run: Run) -> None:
+        if run.kind is MoveKind.ROW_IN and caches.plan.layout.lossy_snapshots:
+            self._restore(caches, run)
+            return
         source, target = (getattr(caches, name) for name in SLABS[run.kind])
         there, here = target[run.target : run.target + run.count], source[run.source : run.source + run.count]
         if run.kind in (MoveKind.PAGE_OUT, MoveKind.SNAPSHOT_OUT):
             self._device.to_host_async(there, here, self._side)
         else:
             self._device.copy_in_async(there, here, self._side)
+
+    def _restore(self, caches: CudaCaches, run: Run) -> None:
+        """One after the other through `caches.arriving`; the stream keeps them in order."""
+        for i in range(run.count):
+            snapshot, row = (
+                caches.host_snapshots[run.source + i : run.source + i + 1],
+                caches.rows.rows(run.target + i, run.target + i + 1),
+            )
+            self._device.copy_in_async(caches.arriving, snapshot, self._side)
+            restore_rows(self._device, caches.plan.layout, caches.arriving, row, caches.arriving_pair, self._side)

@@ -64,8 +64,9 @@ def step_bytes(sizes: StepSizes, caches_bytes: int, *, exact: bool = False) -> i
     config, layout = sizes.config, sizes.layout
     pages_per_row = -(-config.full_context // layout.page_tokens)
     num_pages = caches_bytes // layout.page_bytes if layout.page_bytes else pages_per_row * sizes.num_rows
-    plan = MemoryPlan(layout, num_pages, sizes.num_rows, caches_bytes // layout.state_bytes)
+    plan = MemoryPlan(layout, num_pages, sizes.num_rows, caches_bytes // layout.snapshot_bytes)
     limits = StepLimits.of(config, plan, sizes.max_step_tokens, exact=exact)
     hidden, logits = (sizes.max_step_tokens + sizes.logit_rows) * config.hidden_size, sizes.logit_rows * config.vocab_size
     buffers = FLOAT_BYTES * (limits.words + hidden + logits) + DeviceSampler.device_bytes(config.vocab_size, sizes.num_rows)
-    return scratch_bytes(config, limits, sizes.logit_rows) + buffers + DeviceScorer.device_bytes()
+    arriving = layout.snapshot_bytes if layout.lossy_snapshots else 0  # CudaCaches.arriving, if there will be a host tier
+    return scratch_bytes(config, limits, sizes.logit_rows) + buffers + DeviceScorer.device_bytes() + arriving

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.reference.math import Float32
+from svc.compute.reference.snapshot_cells import pack, unpack
 from svc.memory.plan import MemoryPlan
 
 KV_DTYPES: dict[str, type[np.floating]] = {"f32": np.float32, "f16": np.float16}
@@ -21,9 +22,9 @@ class ReferenceCaches:
         self.plan = plan
         self.kv: NDArray[np.floating] = np.full((plan.num_pages, layout.page_elements), np.nan, KV_DTYPES[layout.kv_type])
         self.rows: Float32 = np.full((plan.num_rows, layout.state_elements), np.nan, np.float32)
-        self.snapshots: Float32 = np.full((plan.num_snapshots, layout.state_elements), np.nan, np.float32)
+        self.snapshots: Float32 = np.full((plan.num_snapshots, layout.snapshot_elements), np.nan, np.float32)
         self.host_kv: NDArray[np.floating] = np.full((plan.num_host_pages, layout.page_elements), np.nan, KV_DTYPES[layout.kv_type])
-        self.host_snapshots: Float32 = np.full((plan.num_host_snapshots, layout.state_elements), np.nan, np.float32)
+        self.host_snapshots: Float32 = np.full((plan.num_host_snapshots, layout.snapshot_elements), np.nan, np.float32)
 
     def keys(self, layer: int) -> NDArray[np.floating]:
         """View [num_pages, H_kv, P, D] of an attention layer's keys."""
@@ -33,22 +34,49 @@ class ReferenceCaches:
         layout = self.plan.layout
         return self._kv_block(layout.key_offset(layer) + layout.kv_block_elements)
 
-    def recurrent(self, slab: Float32, layer: int) -> Float32:
-        """View [n, H_v, D_k, D_v] of a DeltaNet layer's states in `rows` or `snapshots`."""
+    def recurrent(self, layer: int) -> Float32:
+        """View [num_rows, H_v, D_k, D_v] of a DeltaNet layer's live states."""
         layout = self.plan.layout
         start = layout.recurrent_offset(layer)
-        states = slab[:, start : start + layout.recurrent_elements]
+        states = self.rows[:, start : start + layout.recurrent_elements]
         return states.reshape(-1, layout.num_value_heads, layout.key_dim, layout.value_dim, copy=False)
 
-    def conv(self, slab: Float32, layer: int) -> Float32:
-        """View [n, conv_rows, channels], raw rows before the convolution, oldest first."""
-        layout = self.plan.layout
-        start = layout.conv_offset(layer)
-        return slab[:, start : start + layout.conv_elements].reshape(-1, layout.conv_rows, layout.conv_channels, copy=False)
+    def conv(self, layer: int) -> Float32:
+        """View [num_rows, conv_rows, channels] of the live rows, raw rows before the convolution, oldest first."""
+        return self._conv(self.rows, self.plan.layout.conv_offset(layer))
 
-    def hidden(self, slab: Float32) -> Float32:
-        """View [n, C] of the final hidden rows."""
-        return slab[:, self.plan.layout.hidden_offset :]
+    @property
+    def hidden(self) -> Float32:
+        """View [num_rows, C] of the final hidden rows of the live rows."""
+        return self.rows[:, self.plan.layout.hidden_offset :]
+
+    def keep_recurrent(self, snapshot_id: int, layer: int, state: Float32) -> None:
+        """A layer's state [H_v, D_k, D_v] into a snapshot, in the snapshots' type."""
+        layout = self.plan.layout
+        start, end = layout.snapshot_recurrent_offset(layer), layout.snapshot_conv_offset(layer)
+        self.snapshots[snapshot_id, start:end] = pack(state, layout.snapshot_type, end - start)
+
+    def snapshot_conv(self, snapshots: Float32, layer: int) -> Float32:
+        """View [n, conv_rows, channels] of `snapshots` or `host_snapshots`."""
+        return self._conv(snapshots, self.plan.layout.snapshot_conv_offset(layer))
+
+    def snapshot_hidden(self, snapshots: Float32) -> Float32:
+        """View [n, C] of the final hidden rows of `snapshots` or `host_snapshots`."""
+        return snapshots[:, self.plan.layout.snapshot_hidden_offset :]
+
+    def restore(self, row: int, snapshots: Float32, snapshot_id: int) -> None:
+        """A row from a snapshot of `snapshots` or `host_snapshots`."""
+        layout = self.plan.layout
+        shape = (layout.num_value_heads, layout.key_dim, layout.value_dim)
+        for layer in range(layout.num_delta_layers):
+            words = snapshots[snapshot_id, layout.snapshot_recurrent_offset(layer) : layout.snapshot_conv_offset(layer)]
+            self.recurrent(layer)[row] = unpack(words, shape, layout.snapshot_type)
+            self.conv(layer)[row] = self.snapshot_conv(snapshots, layer)[snapshot_id]
+        self.hidden[row] = self.snapshot_hidden(snapshots)[snapshot_id]
+
+    def _conv(self, slab: Float32, start: int) -> Float32:
+        layout = self.plan.layout
+        return slab[:, start : start + layout.conv_elements].reshape(-1, layout.conv_rows, layout.conv_channels, copy=False)
 
     def _kv_block(self, start: int) -> NDArray[np.floating]:
         layout = self.plan.layout
@@ -64,12 +92,20 @@ def copy_pages(caches: ReferenceCaches, pairs: NDArray[np.int32]) -> None:
 
 def save_rows(caches: ReferenceCaches, pairs: NDArray[np.int32]) -> None:
     for row, snapshot_id in pairs:
-        caches.snapshots[snapshot_id] = caches.rows[row]
+        for layer in range(caches.plan.layout.num_delta_layers):
+            caches.keep_recurrent(snapshot_id, layer, caches.recurrent(layer)[row])
+            caches.snapshot_conv(caches.snapshots, layer)[snapshot_id] = caches.conv(layer)[row]
+        caches.snapshot_hidden(caches.snapshots)[snapshot_id] = caches.hidden[row]
 
 
 def restore_rows(caches: ReferenceCaches, pairs: NDArray[np.int32]) -> None:
     for row, snapshot_id in pairs:
-        caches.rows[row] = caches.snapshots[snapshot_id]
+        caches.restore(row, caches.snapshots, snapshot_id)
+
+
+def restore_from_host(caches: ReferenceCaches, pairs: NDArray[np.int32]) -> None:
+    for row, snapshot_id in pairs:
+        caches.restore(row, caches.host_snapshots, snapshot_id)
 
 
 def zero_rows(caches: ReferenceCaches, rows: NDArray[np.int32]) -> None:

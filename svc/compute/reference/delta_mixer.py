@@ -62,8 +62,8 @@ def split_heads(conv: Float32, layer: DeltaWeights) -> tuple[Float32, Float32, F
 
 def _convolve(raw: Float32, layer: DeltaWeights, inputs: StepInputs, caches: ReferenceCaches) -> Float32:
     """[T, channels] raw -> convolved and activated; advances the convolution rows of each sequence."""
-    live = caches.conv(caches.rows, layer.index)
-    snapshots = caches.conv(caches.snapshots, layer.index)
+    live = caches.conv(layer.index)
+    snapshots = caches.snapshot_conv(caches.snapshots, layer.index)
     num_rows = layer.conv_kernel - 1
     out = np.empty_like(raw)
     for sequence, row in enumerate(inputs.rows):
@@ -88,8 +88,7 @@ def _recur(
     caches: ReferenceCaches,
 ) -> Float32:
     """Advances the state of each sequence through its tokens -> [T, H_v, D_v], the reads S^T q."""
-    live = caches.recurrent(caches.rows, layer.index)
-    snapshots = caches.recurrent(caches.snapshots, layer.index)
+    live = caches.recurrent(layer.index)
     out = np.empty_like(value)
     for sequence, row in enumerate(inputs.rows):
         start, end = inputs.cu_seqlens[sequence : sequence + 2]
@@ -102,7 +101,7 @@ def _recur(
             state += key[t, :, :, None] * delta[:, None, :]
             out[t] = np.einsum("hkv,hk->hv", state, query[t])
             if t in snapshot_after:
-                snapshots[snapshot_after[t]] = state
+                caches.keep_recurrent(snapshot_after[t], layer.index, state)
         live[row] = state
     return out
 

@@ -12,8 +12,8 @@ from svc.compute.step_inputs import StepInputs
 def final_hidden(hidden: Float32, norm: Float32, epsilon: float, inputs: StepInputs, caches: ReferenceCaches) -> None:
     """norm(hidden) of each sequence's last token into its live row, of each captured token into its snapshot."""
     last = hidden[inputs.cu_seqlens[1:] - 1]
-    caches.hidden(caches.rows)[inputs.rows] = rms_norm(last, norm, epsilon)
-    caches.hidden(caches.snapshots)[inputs.capture_snapshots] = rms_norm(hidden[inputs.capture_tokens], norm, epsilon)
+    caches.hidden[inputs.rows] = rms_norm(last, norm, epsilon)
+    caches.snapshot_hidden(caches.snapshots)[inputs.capture_snapshots] = rms_norm(hidden[inputs.capture_tokens], norm, epsilon)
 
 
 def hidden_rows(out: Float32, hidden: Float32, norm: Float32, epsilon: float, tokens: NDArray[np.int32]) -> None:
@@ -23,7 +23,7 @@ def hidden_rows(out: Float32, hidden: Float32, norm: Float32, epsilon: float, to
 
 def live_hidden(out: Float32, rows: NDArray[np.int32], caches: ReferenceCaches) -> None:
     """out[i] = hidden row of live row rows[i]."""
-    out[:] = caches.hidden(caches.rows)[rows]
+    out[:] = caches.hidden[rows]
 
 
 def logits(out: Float32, output: ReferenceWeight, vectors: Float32) -> None:

@@ -82,7 +82,7 @@ class ReferenceOps:
         return ReferenceCaches(plan)
 
     def move(self, caches: ReferenceCaches, batch: StepBatch) -> None:
-        move_at_once(caches, batch.moves)
+        move_at_once(caches, batch.moves, cache_ops.restore_from_host)
         self._moves_over = batch.moves_before + len(batch.moves)
 
     def moves_over(self, *, all_of_them: bool) -> int:

@@ -6,6 +6,7 @@
 #include "simd_math.h"
 #include "matmul.h"
 #include "ops.h"
+#include "snapshot_cells.h"
 
 #define PANEL 64 /* value columns at once: 64 x 128 floats are 32 KiB, which stay in L1 for all tokens */
 #define WIDE_PANEL (SIMD_AVX512 ? 128 : PANEL) /* for a single token, which reads the state from memory: whole rows, if registers hold them */
@@ -32,8 +33,9 @@ ALWAYS_INLINE float *live_state(const delta_job *j, int sequence) {
     return j->c->rows + (size_t)j->in->rows[sequence] * (size_t)j->c->state_elements;
 }
 
-ALWAYS_INLINE float *snapshot_state(const delta_job *j, int capture) {
-    return j->c->snapshots + (size_t)j->in->capture_snapshots[capture] * (size_t)j->c->state_elements;
+/* This layer's part of the snapshot of a capture. */
+ALWAYS_INLINE float *snapshot_part(const delta_job *j, int capture) {
+    return snapshot_layer(j->c, j->c->snapshots, j->in->capture_snapshots[capture], j->l->index);
 }
 
 /* The raw convolution row `index` tokens after the first of the sequence; negative: rows kept from before. */
@@ -142,12 +144,6 @@ ALWAYS_INLINE void end_token(int vectors, int key_dim, const head_token *h, cons
     EACH_VECTOR { v_store(h->result + i * LANES, sum[i]); }
 }
 
-static void copy_panel(float *to, size_t ld_to, const float *from, size_t ld_from, int rows, int columns) {
-    for (int k = 0; k < rows; k++) {
-        memcpy(to + (size_t)k * ld_to, from + (size_t)k * ld_from, (size_t)columns * sizeof *to);
-    }
-}
-
 ALWAYS_INLINE head_token token_of_head(const delta_job *j, int token, int head, int column) {
     const delta_layer *l = j->l;
     int key_head = l->grouped_heads ? head / (l->num_value_heads / l->num_key_heads) : head % l->num_key_heads;
@@ -172,6 +168,7 @@ ALWAYS_INLINE void run_panel(int vectors, const delta_job *j, int sequence, int 
     size_t place = j->recurrent_offset + ((size_t)head * (size_t)l->key_dim) * (size_t)l->value_dim + (size_t)column;
     float *live = live_state(j, sequence) + place;
     size_t ld = (size_t)l->value_dim;
+    panel_place at = {head, column};
     head_token h = token_of_head(j, first, head, column);
     f32x16 seen[WIDE_PANEL / LANES];
     begin_token(vectors, l->key_dim, &h, live, ld, first < last ? panel : NULL, seen);
@@ -180,7 +177,7 @@ ALWAYS_INLINE void run_panel(int vectors, const delta_job *j, int sequence, int 
         if (capture < end_capture && j->in->capture_tokens[capture] == t) {
             end_token(vectors, l->key_dim, &h, NULL, panel, (size_t)width, panel, (size_t)width, NULL, NULL, seen);
             for (; capture < end_capture && j->in->capture_tokens[capture] == t; capture++) {
-                copy_panel(snapshot_state(j, capture) + place, ld, panel, (size_t)width, l->key_dim, width);
+                pack_panel(j->c, snapshot_part(j, capture), at, panel, (size_t)width, width);
             }
             begin_token(vectors, l->key_dim, &next, panel, (size_t)width, panel, seen);
         } else {
@@ -194,7 +191,7 @@ ALWAYS_INLINE void run_panel(int vectors, const delta_job *j, int sequence, int 
         end_token(vectors, l->key_dim, &h, &h.decay, live, ld, live, ld, NULL, fetch, seen);
     }
     for (; capture < end_capture; capture++) {
-        copy_panel(snapshot_state(j, capture) + place, ld, live, ld, l->key_dim, width);
+        pack_panel(j->c, snapshot_part(j, capture), at, live, ld, width);
     }
 }
 
@@ -219,7 +216,7 @@ static void keep_conv_rows(const delta_job *j, int sequence) {
     for (int capture = j->in->cu_captures[sequence]; capture < j->in->cu_captures[sequence + 1]; capture++) {
         int count = j->in->capture_tokens[capture] - first + 1;
         for (int i = 0; i < kept; i++) {
-            float *target = snapshot_state(j, capture) + j->conv_offset + (size_t)i * (size_t)j->channels;
+            float *target = snapshot_part(j, capture) + j->c->snapshot_conv_offset + (size_t)i * (size_t)j->channels;
             memcpy(target, raw_row(j, sequence, count - kept + i), bytes);
         }
     }

@@ -10,7 +10,7 @@ EXPORT int hr_final_hidden(runtime *rt, const float *hidden, const float *weight
         rms_norm(hidden + (size_t)(in->cu_seqlens[s + 1] - 1) * (size_t)size, weight, epsilon, size, row);
     }
     for (int i = 0; i < in->num_captures; i++) {
-        float *snapshot = c->snapshots + (int64_t)in->capture_snapshots[i] * c->state_elements + c->hidden_offset;
+        float *snapshot = c->snapshots + (int64_t)in->capture_snapshots[i] * c->snapshot_elements + c->snapshot_hidden_offset;
         rms_norm(hidden + (size_t)in->capture_tokens[i] * (size_t)size, weight, epsilon, size, snapshot);
     }
     return 0;

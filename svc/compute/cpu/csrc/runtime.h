@@ -23,11 +23,17 @@ typedef struct { /* svc/compute/step_inputs.py */
     int32_t num_tokens, num_sequences, max_pages, num_captures, rope_pairs;
 } step_inputs;
 
+enum { SNAPSHOT_F32, SNAPSHOT_BF16, SNAPSHOT_Q8 };
+
 typedef struct { /* svc/memory/layout.py */
     void *kv;
     float *rows, *snapshots;
     int64_t page_elements, state_elements, hidden_offset;
-    int32_t kv_is_half, page_tokens;
+    int64_t snapshot_elements, snapshot_layer_words;              /* of a snapshot; of one DeltaNet layer in it */
+    int64_t snapshot_scales_offset, snapshot_conv_offset;         /* in a layer's part, behind its recurrent state */
+    int64_t snapshot_hidden_offset;
+    int64_t conv_elements;                                        /* of one DeltaNet layer */
+    int32_t kv_is_half, page_tokens, snapshot_type, num_delta_layers, num_value_heads, key_dim, value_dim;
 } caches;
 
 typedef struct {
