@@ -41,6 +41,7 @@ from svc.slots.budget import ChunkBudget
 from svc.slots.disk_tier import DiskTier
 from svc.slots.engine import Engine
 from svc.slots.idle_check import IdleCheck
+from svc.slots.operator_pins import OperatorPins
 from svc.slots.scheduler import Scheduler
 from svc.slots.slot_files import SlotFiles
 
@@ -214,12 +215,17 @@ def _engine(
 ) -> tuple[Engine, DiskTier | None]:
     cache = SequenceCache(loaded.runner.plan)
     budget = ChunkBudget(config.max_step_tokens, config.max_step_ms / 1000)
+
+    def warn(event: str, reason: str) -> None:
+        logger.warning(event, reason=reason)
+
     scheduler = Scheduler(
         cache,
         context_tokens=loaded.context_tokens,
         budget=budget,
         max_queue=config.max_queue,
         capture_every_tokens=config.capture_every_tokens,
+        pins=OperatorPins(cache, None if config.pin_bytes == "auto" else config.pin_bytes, warn),
     )
 
     def report(error: BaseException) -> None:
@@ -230,14 +236,9 @@ def _engine(
         if error is not None:
             logger.error("cache_check_failed", reason="a page or snapshot is not accounted for; restart soon", exc_info=error)
 
-    def report_disk(event: str, reason: str) -> None:
-        logger.warning(event, reason=reason)
-
     disk = None
     if store is not None:
-        disk = DiskTier(
-            store, worker, cache, scheduler.joins, clock=time.monotonic, token_s=lambda: budget.token_s, report=report_disk
-        )
+        disk = DiskTier(store, worker, cache, scheduler.joins, clock=time.monotonic, token_s=lambda: budget.token_s, report=warn)
     engine = Engine(
         scheduler,
         worker,

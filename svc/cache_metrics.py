@@ -46,6 +46,12 @@ class CacheCollector(Collector):
         yield _by_kind("captures_published", "States kept, by why they were captured", counters.published)
         yield _by_kind("captures_hit", "Requests that resumed at a state, by why that was captured", counters.resumed)
         yield _by_kind("captures_evicted", "States evicted, by why they were captured", counters.evicted)
+        if stats.pins is not None:
+            yield GaugeMetricFamily(PREFIX + "pins", "Prefixes that the operator has pinned", stats.pins.num_pins)
+            yield GaugeMetricFamily(PREFIX + "pins_bytes", "Bytes of their snapshots and pages", stats.pins.used_bytes)
+            yield GaugeMetricFamily(PREFIX + "pins_capacity_bytes", "Bytes that they may have", stats.pins.budget_bytes)
+            text = "Pins that were given up because a request needed their memory"
+            yield CounterMetricFamily(PREFIX + "pins_given_up", text, stats.pins.given_up)
         if stats.disk is not None:
             yield from _disk(stats.disk)
 

@@ -1,6 +1,6 @@
-"""The settings of the cache on disk: a part of `svc.config.Config`."""
+"""The settings of what is kept longer: on disk, or because the operator wants it. A part of `svc.config.Config`."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -21,6 +21,12 @@ class DiskSettings(ChatSettings, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1)],
         Meta(description="disk space for cache_dir; what was of use least recently goes first", extra={"size": True}),
     ] = 16 << 30
+    pin_bytes: Annotated[
+        Annotated[int, Meta(ge=0)] | Literal["auto"],
+        Meta(
+            description="memory that POST /cache/pin may keep; auto: a quarter of kv_bytes and snapshot_bytes", extra={"size": True}
+        ),
+    ] = "auto"
     slot_save_path: Annotated[
         str | None,
         Meta(

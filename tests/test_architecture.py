@@ -118,6 +118,7 @@ PURE = (
     "svc.slots.budget",
     "svc.slots.batch",
     "svc.slots.slot",
+    "svc.slots.operator_pins",
     "svc.slots.usage_report",
     "svc.slots.waiting_queue",
     "svc.http.rate_limits",

@@ -18,6 +18,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 LOCALHOST = "localhost"  # in `cors_origins`: any port of this machine
 _LOCAL_ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 _PUBLIC = frozenset(route.path for route in ROUTES if route.public)
+_ADMIN = frozenset(route.path for route in ROUTES if route.admin)
 _EXPOSED = ", ".join(("X-Request-Id", "Retry-After", *HEADERS))
 PREFLIGHT_S = 600  # how long a browser may remember that it asked
 
@@ -28,8 +29,12 @@ CLOCK: web.AppKey[Callable[[], float]] = web.AppKey("clock")
 
 def is_public(request: web.Request) -> bool:
     """Whether the route is one of those that anybody may ask: probes and metrics."""
+    return _path_of(request) in _PUBLIC
+
+
+def _path_of(request: web.Request) -> str | None:
     resource = request.match_info.route.resource
-    return resource is not None and resource.canonical in _PUBLIC
+    return None if resource is None else resource.canonical
 
 
 @web.middleware
@@ -43,8 +48,11 @@ async def with_refusal(request: web.Request, handler: Handler) -> web.StreamResp
 
 @web.middleware
 async def with_key(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """401 before anything of the request is looked at, except where nothing is to be hidden (`Route.public`)."""
+    """401 or 403 before anything of the request is looked at, except where nothing is to be hidden (`Endpoint.public`)."""
     keys = request.app.get(API_KEYS)
+    for_admins = _path_of(request) in _ADMIN
+    if for_admins and keys is None:  # behind a proxy every client has a local address: only a key tells who asks
+        raise _forbidden("This needs an administrator's key, and this server has no keys: set api_key_file.")
     if keys is None or is_public(request):
         return await handler(request)
     offered = _offered(request)
@@ -54,6 +62,8 @@ async def with_key(request: web.Request, handler: Handler) -> web.StreamResponse
     if tenant is None:
         raise _unauthorized("The API key is not one of this server's.", "invalid_api_key")
     scope_of(request).tenant = tenant
+    if for_admins and not tenant.limits.admin:
+        raise _forbidden("This needs an administrator's key: one with `admin` behind it in api_key_file.")
     return await handler(request)
 
 
@@ -89,6 +99,10 @@ def _offered(request: web.Request) -> str | None:
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()
     return request.headers.get("X-Api-Key") or None
+
+
+def _forbidden(message: str) -> ApiError:
+    return ApiError(403, message, "permission_error", code="admin_key_required")
 
 
 def _unauthorized(message: str, code: str) -> ApiError:

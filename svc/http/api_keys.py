@@ -1,6 +1,7 @@
 """The key file: who holds which key, and what each may ask for.
 
-A line is `KEY`, `NAME:KEY` or `NAME:sha256:HEX`, and after the key of a name its limits: `rpm=60 tpm=100000 parallel=4 share=0.5`.
+A line is `KEY`, `NAME:KEY` or `NAME:sha256:HEX`, and after the key of a name its limits: `rpm=60 tpm=100000 parallel=4 share=0.5`,
+and `admin` for one that may do what concerns everybody.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ from svc.http.rate_limits import NO_LIMITS, Limits, Tenant
 _KEY = re.compile(r"[!-~]+")
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,63}):(.+)")
 _HASH = "sha256"
+_ADMIN = "admin"
 _HEX = re.compile(r"[0-9a-fA-F]{64}")
 _MAX_FILE_BYTES = 2**20  # far more keys than anybody has: a larger file is another one, named by mistake
 MAX_TENANTS = 1000  # each is a label of some metrics
@@ -65,7 +67,7 @@ def parse_line(line: str) -> KeyLine | None:
     name, digest = _named_key(key)
     limits = _limits(settings)
     if settings and not name:
-        raise BadLineError("has limits, but no name: write NAME:KEY")
+        raise BadLineError("has limits or rights, but no name: write NAME:KEY")
     return KeyLine(name, digest, limits)
 
 
@@ -84,9 +86,12 @@ def _named_key(text: str) -> tuple[str, bytes]:
 def _limits(settings: Iterable[str]) -> Limits:
     values: dict[str, int | float] = {}
     for setting in settings:
+        if setting == _ADMIN and _ADMIN not in values:
+            values[_ADMIN] = True
+            continue
         name, equals, value = setting.partition("=")
         if not equals or name not in _LIMITS:
-            raise BadLineError(f"is no key: only {'=, '.join(_LIMITS)}= may follow it after a space")
+            raise BadLineError(f"is no key: only {'=, '.join(_LIMITS)}= and {_ADMIN} may follow it after a space")
         field, read = _LIMITS[name]
         if field in values:
             raise BadLineError(f"has {name}= twice")
@@ -119,7 +124,7 @@ class ApiKeys:
     def _add(self, line: KeyLine) -> None:
         tenant = self._tenants.setdefault(line.name, Tenant(line.name, line.limits))
         if tenant.limits != line.limits:
-            raise BadLineError(f"has other limits than an earlier line of {line.name}: all keys of a name share them")
+            raise BadLineError(f"has other limits or rights than an earlier line of {line.name}: all keys of a name share them")
         if self._digests.setdefault(line.digest, tenant) is not tenant:
             raise BadLineError("has a key that an earlier line gives to another name")
         if len(self._tenants) > MAX_TENANTS:

@@ -13,7 +13,7 @@ from svc.http.json_scan import check_weight
 from svc.http.known_fields import Route
 from svc.http.refusal import refuse_unsupported, with_refused_fields
 from svc.http.responses.schema import ResponsesIn
-from svc.http.schema import ApplyTemplateIn, ChatIn, CompletionIn, DetokenizeIn, InfillIn, NativeIn, SlotFileIn, TokenizeIn
+from svc.http.schema import ApplyTemplateIn, ChatIn, CompletionIn, DetokenizeIn, InfillIn, NativeIn, PinIn, SlotFileIn, TokenizeIn
 from svc.http.text.json_escapes import well_formed_json
 
 REQUESTS: tuple[type[Struct], ...] = (
@@ -27,6 +27,7 @@ REQUESTS: tuple[type[Struct], ...] = (
     MessagesIn,
     ResponsesIn,
     SlotFileIn,
+    PinIn,
 )
 
 In = TypeVar("In", bound=Struct)

@@ -1,4 +1,5 @@
-"""The answers of llama-server's own endpoints, under its names, without its fields for features that do not exist here."""
+"""The answers of llama-server's own endpoints, under its names, without its fields for features that do not exist here; and those
+of the operator's, which are ours."""
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -201,3 +202,31 @@ class SavedSlotOut(Struct):
     modified: int  # Unix seconds
     n_tokens: int
     problem: str | None  # why it cannot be restored
+
+
+class PinOut(Struct):
+    """A prefix that is kept from eviction."""
+
+    id: int
+    name: str
+    n_tokens: int
+    size: int  # bytes, also of pages that other pins share
+    created: int  # Unix seconds
+
+
+class PinsOut(Struct):
+    """All of them; bytes that several share count once in `used_bytes`."""
+
+    pins: list[PinOut]
+    used_bytes: int
+    budget_bytes: int
+    given_up: int  # since start, because requests needed the memory
+
+
+class FlushedOut(Struct):
+    """What has been forgotten."""
+
+    n_snapshots: int
+    n_pages: int
+    n_pins: int
+    disk_bytes: int

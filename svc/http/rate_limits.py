@@ -15,6 +15,7 @@ class Limits:
     tokens_per_minute: int | None = None  # prompt tokens evaluated and tokens generated
     parallel_requests: int | None = None
     queue_share: float = 1.0  # of `max_queue`
+    admin: bool = False  # whether it may do what concerns everybody: pin, flush
 
 
 NO_LIMITS = Limits()

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from svc.http.anthropic.schema import MessageOut, MessagesIn
 from svc.http.endpoints import (
+    cache_admin,
     chat,
     completions,
     description,
@@ -24,7 +25,7 @@ from svc.http.endpoints import (
     tokens,
     unsupported,
 )
-from svc.http.native_schema import NativeOut, PropsOut, SavedSlotOut, SlotActionOut, SlotOut
+from svc.http.native_schema import FlushedOut, NativeOut, PinOut, PinsOut, PropsOut, SavedSlotOut, SlotActionOut, SlotOut
 from svc.http.openapi import DOCUMENT, document
 from svc.http.responses.schema import InputTokensOut, ResponseOut, ResponsesIn
 from svc.http.schema import (
@@ -43,6 +44,7 @@ from svc.http.schema import (
     ModelOut,
     ModelsOut,
     NativeIn,
+    PinIn,
     SlotFileIn,
     StatusOut,
     TokenizeIn,
@@ -59,6 +61,7 @@ class Endpoint:
     body: type[Struct] | None = None
     answer: Any = None  # of a request that succeeds, as a type; None: none does
     streams: bool = False  # also answers as events
+    admin: bool = False  # answered to keys of administrators only
 
 
 def _both(
@@ -103,6 +106,10 @@ ROUTES = (
     *_both("GET", "/slots", server_state.slots, answer=list[SlotOut]),
     *_both("GET", "/slots/saved", slot_actions.saved, answer=list[SavedSlotOut]),
     *_both("POST", "/slots/{slot}", slot_actions.act, SlotFileIn, SlotActionOut),
+    Endpoint("POST", "/cache/pin", cache_admin.pin, body=PinIn, answer=PinOut, admin=True),
+    Endpoint("GET", "/cache/pins", cache_admin.pins, answer=PinsOut, admin=True),
+    Endpoint("DELETE", "/cache/pin/{pin}", cache_admin.unpin, answer=PinsOut, admin=True),
+    Endpoint("POST", "/cache/flush", cache_admin.flush, answer=FlushedOut, admin=True),
     *_both("GET", "/health", health.health, answer=StatusOut, public=True),
     Endpoint("GET", "/openapi.json", description.openapi, answer=JsonObject),
     Endpoint("GET", "/livez", health.live, answer=StatusOut, public=True),

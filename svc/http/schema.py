@@ -191,6 +191,17 @@ class SlotFileIn(Struct, kw_only=True):
     filename: str
 
 
+class PinIn(Struct, kw_only=True):
+    """POST /cache/pin: a prompt as text or token ids, or the beginning of conversations."""
+
+    prompt: str | list[Any] | None = None
+    messages: list[JsonObject] | None = None
+    tools: list[JsonObject] | None = None
+    chat_template_kwargs: JsonObject | None = None
+    add_generation_prompt: bool = False
+    name: str = ""
+
+
 class DetokenizeIn(Struct):
     """POST /detokenize, as llama-server's."""
 

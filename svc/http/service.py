@@ -21,9 +21,10 @@ from svc.log import Logger
 from svc.metrics import Metrics
 from svc.slots.engine import EngineState
 from svc.slots.events import Event
+from svc.slots.operator_pins import OperatorPins
 from svc.slots.request import Request
 from svc.slots.slot_files import SlotFiles
-from svc.slots.stats import EngineStats, SlotView
+from svc.slots.stats import EngineStats, Flushed, SlotView
 from svc.slots.stream import TokenStream
 
 STALLED_AFTER_S = 120.0  # no step completed for so long while there is work: the device hangs
@@ -55,6 +56,11 @@ class EngineApi(Protocol):
 
     @property
     def slot_files(self) -> SlotFiles | None: ...
+
+    @property
+    def pins(self) -> OperatorPins: ...
+
+    async def flush(self) -> Flushed: ...
 
 
 @dataclass(frozen=True, slots=True)

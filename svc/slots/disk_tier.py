@@ -115,6 +115,7 @@ class DiskTier:
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way: dict[bytes, asyncio.Event] = {}  # readings, by the key of the last record
         self._num_fetching = 0
+        self._num_cleared = 0
         self._rate = FIRST_RATE
 
     def __repr__(self) -> str:
@@ -316,7 +317,15 @@ class DiskTier:
             queue.clear()
         self._all_written.set()
 
+    async def clear(self) -> None:
+        """Forgets everything and removes all files. What is being written of it is not; clear the memory before."""
+        self._num_cleared += 1
+        for queue in self._queues:
+            queue.clear()
+        await self._on(self._writer, self._store.clear)
+
     async def _save(self, ref: Published) -> None:
+        cleared = self._num_cleared
         path = self._transfers.path(ref)
         if path is None:
             self.counters.gone += 1
@@ -327,18 +336,18 @@ class DiskTier:
             return
         for part in parts(missing.pages, self._store.identity.page_bytes):
             blocks = await self.copies.read_pages(ref, [tile for tile, _ in part])
-            if blocks is None:
+            if blocks is None or cleared != self._num_cleared:
                 self.counters.gone += 1
                 return
             if not await self._on(self._writer, self._add_pages, missing, part, blocks):
                 return
         if isinstance(ref, SnapshotRef):
-            await self._save_state(ref, path, missing)
+            await self._save_state(ref, path, missing, cleared)
 
-    async def _save_state(self, ref: SnapshotRef, path: KnownPath, missing: Missing) -> None:
+    async def _save_state(self, ref: SnapshotRef, path: KnownPath, missing: Missing, cleared: int) -> None:
         tail = await self.copies.read_pages(ref, [len(missing.keys)]) if missing.tail else None
         state = await self.copies.read_state(ref)
-        if state is None or (tail is None and missing.tail):
+        if state is None or (tail is None and missing.tail) or cleared != self._num_cleared:
             self.counters.gone += 1
             return
         await self._on(self._writer, self._add_state, missing, path, state, None if tail is None else tail[0])

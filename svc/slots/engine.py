@@ -21,13 +21,15 @@ from svc.slots.batch import StepPlan
 from svc.slots.disk_tier import DiskTier
 from svc.slots.events import NOT_ADMITTED, Event, Finished, FinishReason, Timing, Usage
 from svc.slots.idle_check import IdleCheck
+from svc.slots.operator_pins import OperatorPins
 from svc.slots.request import Request, Sequence
 from svc.slots.scheduler import Emitted, Scheduler
 from svc.slots.slot_files import SlotFiles
-from svc.slots.stats import EngineStats, SlotView
+from svc.slots.stats import EngineStats, Flushed, SlotView
 from svc.slots.stream import TokenStream
 
 MAX_FAILED_STEPS = 3  # in a row: then a probe decides whether the device is broken or what it was asked to do was at fault
+FLUSH_WAIT_S = 10.0  # for the states of answers that have ended, which would be kept behind a flush
 
 
 class EngineState(enum.Enum):
@@ -242,6 +244,26 @@ class Engine:
             self._stepped.append(stepped)
             await stepped
 
+    # -- the operator's ---------------------------------------------------------------------------------------------------------
+    @property
+    def pins(self) -> OperatorPins:
+        return self._scheduler.joins.pins
+
+    async def flush(self) -> Flushed:
+        """Forgets everything that is known, pins and the disk included. Running requests go on; what they compute is kept anew."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_WAIT_S):
+                await self.states_saved()
+        stats, num_pins = self.stats(), self.pins.release_all()
+        self._cache.transfers.release_all()
+        self._cache.clear()
+        if self.slot_files is not None:
+            self.slot_files.forget_all()
+        if self._disk is not None:
+            await self._disk.clear()
+        disk_bytes = 0 if stats.disk is None else stats.disk.store.used_bytes
+        return Flushed(stats.cache.published_snapshots, stats.cache.cached_pages, num_pins, disk_bytes)
+
     # -- shutdown ---------------------------------------------------------------------------------------------------------------
     async def drain(self, deadline_s: float) -> None:
         """Takes nothing new, lets what runs and waits finish for at most `deadline_s` seconds, cancels the rest."""
@@ -277,6 +299,7 @@ class Engine:
             counters=self._scheduler.counters,
             cache=self._cache.stats(),
             disk=self._disk.stats() if self._disk is not None else None,
+            pins=self.pins.stats(),
         )
 
     def slots(self) -> list[SlotView]:

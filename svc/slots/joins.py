@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from svc.memory.placement import Wanted, WantedKind
 from svc.memory.sequence_cache import COLD, Lease, ResumePoint, SequenceCache
+from svc.slots.operator_pins import OperatorPins
 from svc.slots.request import JoinWait, Sequence
 from svc.slots.slot import Slot
 
@@ -52,7 +53,8 @@ class Joins:
     """Waiting requests and their leaders. Owner: the scheduler. A waiting request has no slot and no page, only a pin on its
     capture."""
 
-    def __init__(self, cache: SequenceCache) -> None:
+    def __init__(self, cache: SequenceCache, pins: OperatorPins | None = None) -> None:
+        self.pins = pins or OperatorPins(cache)
         self._cache = cache
         self._waiting: dict[Sequence, None] = {}  # in order
 
@@ -123,6 +125,15 @@ class Joins:
         for sequence in pinned:
             self.forget(sequence)
         return bool(pinned)
+
+    def give_up_pins(self, sequences: Iterable[Sequence]) -> bool:
+        """A request finds no page: gives back the pins of those that have not resumed yet, or else one of the operator's."""
+        return self.release_pins(sequences) or self.pins.give_up()
+
+    def forget_pins(self, sequences: Iterable[Sequence]) -> None:
+        """Nothing that is known is kept."""
+        self.release_pins(sequences)
+        self.pins.release_all()
 
     def _followers(self, leader: Sequence) -> list[Sequence]:
         return [sequence for sequence in self._waiting if sequence.join and sequence.join.leader is leader]

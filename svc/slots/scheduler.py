@@ -18,6 +18,7 @@ from svc.slots.batch import PlannedChunk, StepPlan, build_batch
 from svc.slots.budget import ChunkBudget, share_prefill
 from svc.slots.events import Event, Finished, FinishReason, TokenEvent, Top
 from svc.slots.joins import Joins
+from svc.slots.operator_pins import OperatorPins
 from svc.slots.request import Request, Sequence
 from svc.slots.slot import Closing, Slot, SlotState, victim_for
 from svc.slots.stats import SchedulerCounters
@@ -40,9 +41,9 @@ class Scheduler:
         max_queue: int = 256,
         capture_every_tokens: int = 0,
         plan_ahead: bool = True,
+        pins: OperatorPins | None = None,
     ) -> None:
         """`context_tokens`: most positions a sequence may evaluate. `capture_every_tokens`: 0 = no captures while generating.
-
         `plan_ahead`: whether `plan` may give a step while another is under way. No answer depends on it.
         """
         layout = cache.plan.layout
@@ -53,7 +54,7 @@ class Scheduler:
         self._budget = budget
         self._capture_every = capture_every_tokens
         self._waiting = WaitingQueue(max_queue)
-        self.joins = Joins(cache)
+        self.joins = Joins(cache, pins)
         self._forecast = PageForecast(cache, self.context_tokens)
         self._admission = Admission(cache, self._waiting, self.joins, self._forecast)
         self._slots: list[Slot] = []  # by rank
@@ -152,10 +153,7 @@ class Scheduler:
         return plan
 
     def _can_plan_ahead(self, decoding: list[Slot]) -> bool:
-        """Whether the next step can be planned although the one under way has not ended.
-
-        Decode steps only: they are short and worth overlapping.
-        """
+        """Whether the next step can be planned although the one under way has not ended: decode steps only, which are short."""
         if not self._plan_ahead or self._short or len(self._under_way) > 1:
             return False
         for slot in decoding:
@@ -221,7 +219,7 @@ class Scheduler:
                 self._short = True
                 return False
             victim = victim_for(slot, self._slots, plan.slots)
-            if self._cache.transfers.release_all() or (victim is None and self.joins.release_pins(self._waiting)):
+            if self._cache.transfers.release_all() or (victim is None and self.joins.give_up_pins(self._waiting)):
                 continue
             if victim is None:
                 # Others, protected, are sure of their pages and get on; or a state is being saved. Either frees pages soon.
@@ -349,7 +347,7 @@ class Scheduler:
         for slot in list(self._slots):
             emitted.append((slot.sequence, self._finished(slot.sequence, FinishReason.ERROR, now, error)))
             self._close(slot, now)
-        self.joins.release_pins(self._waiting)
+        self.joins.forget_pins(self._waiting)
         self._cache.recover()
         self._cache.clear()
         return emitted

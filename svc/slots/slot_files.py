@@ -69,6 +69,10 @@ class SlotFiles:
         if slot < self._num_slots:
             self._held[slot] = tokens
 
+    def forget_all(self) -> None:
+        """No slot stands for anything any more. Files stay."""
+        self._held.clear()
+
     def held_tokens(self, slot: int) -> int:
         """Tokens of the sequence that a slot stands for, 0 if none."""
         return len(self._held.get(slot, ()))

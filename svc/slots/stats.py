@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from svc.memory.stats import CacheStats
 from svc.slots.disk_tier import DiskTierStats
 from svc.slots.events import CacheReport, FinishReason
+from svc.slots.operator_pins import PinStats
 
 
 @dataclass(slots=True)
@@ -65,3 +66,14 @@ class EngineStats:
     counters: SchedulerCounters
     cache: CacheStats
     disk: DiskTierStats | None = None  # without a cache on disk
+    pins: PinStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """What has been forgotten."""
+
+    num_snapshots: int
+    num_pages: int  # that no request used
+    num_pins: int
+    disk_bytes: int

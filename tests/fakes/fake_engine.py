@@ -9,14 +9,18 @@ import numpy as np
 
 from svc.errors import context_exceeded
 from svc.memory.placement import WantedKind
+from svc.memory.plan import MemoryPlan
+from svc.memory.sequence_cache import SequenceCache
 from svc.memory.stats import CacheCounters, CacheStats
 from svc.slots.disk_tier import DiskTierStats
 from svc.slots.engine import EngineState
 from svc.slots.events import CacheReport, Difference, Event, Finished, FinishReason, Progress, Timing, TokenEvent, Usage
+from svc.slots.operator_pins import OperatorPins
 from svc.slots.request import Request
 from svc.slots.slot_files import SlotFiles
-from svc.slots.stats import EngineStats, SchedulerCounters, SlotView
+from svc.slots.stats import EngineStats, Flushed, SchedulerCounters, SlotView
 from svc.slots.stream import TokenStream
+from tests.slots.harness import layout
 
 Script = Callable[[Request], Iterable[int | TokenEvent]]
 CACHE = CacheReport(3, 2, "no_snapshot", "host", Difference(3, tuple(b"tic")))
@@ -103,7 +107,8 @@ class FakeEngine:
         self.last_progress_s = 0.0
         self.context_tokens = context_tokens
         self.room = 10_000
-        self.slot_files: SlotFiles | None = None
+        self.pins = OperatorPins(SequenceCache(MemoryPlan(layout(), num_pages=16, num_rows=2, num_snapshots=8)))
+        self.num_flushed = 0
         self.disk: DiskTierStats | None = None
         self.script = script
         self.refusal: Exception | None = None  # raised by the next submits
@@ -149,6 +154,10 @@ class FakeEngine:
                 sequence.end(FinishReason.LENGTH)
             else:
                 sequence.say(event)
+
+    async def flush(self) -> Flushed:
+        self.num_flushed += 1
+        return Flushed(num_snapshots=3, num_pages=4, num_pins=1, disk_bytes=500)
 
     def _cancel(self, sequence: FakeSequence) -> None:
         sequence.cancelled = True

@@ -29,6 +29,8 @@ HEX = hashlib.sha256(b"secret").hexdigest()
             Limits(requests_per_minute=60, tokens_per_minute=100_000, parallel_requests=4, queue_share=0.5),
         ),
         ("alice:secret share=1", "alice", NO_LIMITS),
+        ("alice:secret admin", "alice", Limits(admin=True)),
+        ("alice:secret rpm=60 admin", "alice", Limits(requests_per_minute=60, admin=True)),
         ("alice:secret share=.25", "alice", Limits(queue_share=0.25)),
     ],
 )
@@ -58,10 +60,10 @@ def test_two_keys_of_one_name() -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("secret rpm=60", "has limits, but no name"),
-        (f"sha256:{HEX} rpm=60", "has limits, but no name"),
-        ("alice:secret words", "only rpm=, tpm=, parallel=, share= may follow"),
-        ("alice:secret rps=3", "only rpm=, tpm=, parallel=, share= may follow"),
+        ("secret rpm=60", "has limits or rights, but no name"),
+        (f"sha256:{HEX} rpm=60", "has limits or rights, but no name"),
+        ("alice:secret words", "only rpm=, tpm=, parallel=, share= and admin may follow"),
+        ("alice:secret rps=3", "only rpm=, tpm=, parallel=, share= and admin may follow"),
         ("alice:secret rpm", "may follow"),
         ("alice:secret rpm=0", "has a rpm= that is not a whole number"),
         ("alice:secret rpm=-1", "has a rpm= that is not"),
@@ -74,7 +76,11 @@ def test_two_keys_of_one_name() -> None:
         ("alice:secret share=nan", "has a share= that is not"),
         ("alice:secret share=.", "has a share= that is not"),
         ("alice:secret rpm=1 rpm=2", "has rpm= twice"),
-        ("alice:other rpm=2", "other limits than an earlier line of alice"),
+        ("alice:other rpm=2", "other limits or rights than an earlier line of alice"),
+        ("alice:other rpm=1 admin", "other limits or rights than an earlier line of alice"),
+        ("secret admin", "has limits or rights, but no name"),
+        ("alice:secret admin=1", "is no key: only"),
+        ("alice:secret admin admin", "is no key: only"),
         ("bob:first", "gives to another name"),
         ("first", "gives to another name"),
         ("alice:sha256:secret", "64 hexadecimal digits"),
@@ -95,7 +101,7 @@ def test_bad_lines(tmp_path: Path, line: str, reason: str) -> None:
 
 
 def test_the_examples_are_good() -> None:
-    """Those of ops/config/api-keys and docs/operations.md: three keys, and the limits of the last. Its hash is the one of KEY."""
+    """Those of ops/config/api-keys and docs/operations.md: four keys, and the limits of the last. Its hash is the one of KEY."""
     example = (ROOT / "ops" / "config" / "api-keys").read_text()
     page = (ROOT / "docs" / "operations.md").read_text()
     section = page[page.index("## Keys and limits") :]
@@ -103,7 +109,10 @@ def test_the_examples_are_good() -> None:
         keys = ApiKeys(lines)
         holder = keys.tenant_of("KEY")
         assert holder is not None
-        assert (keys.num_keys, holder.name, holder.limits) == (3, "ci", Limits(60, 100_000, 4, 0.5))
+        assert (keys.num_keys, holder.name, holder.limits) == (4, "ci", Limits(60, 100_000, 4, 0.5))
+        admin = keys.tenant_of("9d41e0c27b5af386")
+        assert admin is not None
+        assert admin.limits.admin
     assert not ApiKeys(example.splitlines()).num_keys  # as it is, it lets nobody in
 
 

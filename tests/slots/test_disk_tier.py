@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from svc.disk.files import FileAccess
@@ -418,3 +419,31 @@ async def test_a_saved_slot_is_as_warm_as_before(tmp_path: Path) -> None:
         assert (restored.num_tokens, restored.num_bytes) == (304, saved.num_bytes)
         assert [await server.cached(tokens, 3) for tokens in (prompt, turn, edited)] == hot
         assert hot[0] == 300
+
+
+@pytest.mark.parametrize("hybrid", [True, False])
+async def test_a_flush_forgets_memory_and_disk(tmp_path: Path, hybrid: bool) -> None:
+    """Nothing of before is known any more, in this process or the next one; what comes after is kept as ever. Also in the middle of
+    writing."""
+    prompts = [prompt_of(200, seed) for seed in range(4)]
+    async with Server(tmp_path, hybrid=hybrid) as server:
+        await server.ask(prompts[0])
+        await server.written()
+        await server.ask(prompts[1])
+        pin = server.engine.pins.add(np.array(prompts[1], np.int32), "", 1)
+        running = server.submit(prompts[2], 20)
+        flushed = await server.engine.flush()
+        assert pin is not None
+        assert flushed.num_pins == 1
+        assert flushed.disk_bytes > 0
+        assert not server.engine.pins.listed()
+        assert await running.tokens() == expected_answer(prompts[2], 20)
+        await server.written()
+        assert [await server.cached(prompt, 0) for prompt in prompts[:2]] == [0, 0]
+        await server.engine.flush()
+        assert server.store.stats().states == server.store.stats().pages == 0
+        await server.ask(prompts[3])
+        await server.written()
+    async with Server(tmp_path, hybrid=hybrid) as server:
+        assert [await server.cached(prompt, 0) for prompt in prompts[:3]] == [0, 0, 0]
+        assert await server.cached(prompts[3], 0) == 200
