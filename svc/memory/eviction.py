@@ -99,11 +99,11 @@ class Evictor:
         if index is None:
             index, _ = self._leaf_hand.find(len(tree.leaves), lambda index: self._leaf_score(tree.leaves[index], now, pinned=True))
         if index is not None:
-            self._lose_leaf(tree.leaves[index], num_pages)
+            self._lose_leaf(tree.leaves[index], num_pages, now)
             return
         superseded = tree.find_superseded()
         assert superseded is not None, f"nothing to evict, yet {self._pool!r}"
-        self._lose_snapshot(superseded)
+        self._lose_snapshot(superseded, now)
 
     def _leaf_score(self, leaf: Node, now: float, *, pinned: bool) -> float | None:
         """None where its snapshot is pinned, and unless `pinned` where its last page is: dropping it frees little now."""
@@ -113,17 +113,16 @@ class Evictor:
             return None
         return self._score_per_page(leaf, now)
 
-    def _lose_leaf(self, leaf: Node, num_pages: int) -> None:
+    def _lose_leaf(self, leaf: Node, num_pages: int, now: float) -> None:
         """Drops the pages of a leaf for good; of an attention-only model's only the last `num_pages`."""
-        before = len(leaf.pages)
+        before, heir = len(leaf.pages), self._tree.snapshot_above(leaf)
         if self._hybrid:
             snapshot_id = self._tree.drop_leaf(leaf)
             self._counters.evicted_pages += before
         else:
             snapshot_id = self._tree.trim_leaf(leaf, num_pages)
             self._counters.evicted_pages += min(num_pages, before)
-        self._count_evicted(snapshot_id)
-        self.release_snapshot(snapshot_id)
+        self._release(snapshot_id, heir, now)
 
     def _move_pages_out(self, num_pages: int, now: float) -> None:
         """Moves at most `num_pages` pages to the host, as far as it has places: at least one where any can go."""
@@ -157,11 +156,12 @@ class Evictor:
 
         index, _ = self._host_leaf_hand.find(len(leaves), leaf_score)
         if index is not None:
-            self._lose_leaf(leaves[index], num_pages + self._pages_ahead)
+            self._lose_leaf(leaves[index], num_pages + self._pages_ahead, now)
         return index is not None
 
     def _score_per_page(self, node: Node, now: float) -> float:
-        return self._scorer.pages(node, self._tree.shallower_snapshot(node) if self._hybrid else node.start, now)
+        shallower = self._tree.shallower_snapshot(node) if self._hybrid else node.start
+        return self._scorer.pages(node, self._pool.num_freed_with(node.pages), shallower, now)
 
     # -- snapshots ------------------------------------------------------------------------------------------------------------
     def published(self, node: Node, tokens: TokenArray, now: float) -> None:
@@ -169,11 +169,12 @@ class Evictor:
         if node.snapshot_id is not None:
             self._scorer.published(node, tokens, self._ring.kind(node.snapshot_id), now)
 
-    def used(self, snapshot_id: int, now: float) -> None:
-        """A request resumes at the snapshot."""
-        node = self._tree.node_of_snapshot(snapshot_id)
-        self._scorer.used(node, now)
-        node.last_use = max(node.last_use, now)
+    def opened(self, ref: SnapshotRef | None, tokens: TokenArray, position: int, now: float) -> None:
+        """A request with these tokens resumes at `position`: at that snapshot, if at one."""
+        node = None if ref is None else self._tree.node_of_snapshot(ref.snapshot_id)
+        self._scorer.opened(node, tokens, position, now)
+        if node is not None:
+            node.last_use = max(node.last_use, now)
 
     def take_snapshot(self, tokens: TokenArray, position: int, shallower: int, kind: WantedKind, now: float) -> SnapshotRef | None:
         """A snapshot for the state after tokens[:position], reserved: a free one, or that of a published one with a lower score,
@@ -216,7 +217,7 @@ class Evictor:
         if value >= new:
             return False
         if lost is not None:
-            self._lose_snapshot(self._tree.node_of_snapshot(lost.snapshot_id))
+            self._lose_snapshot(self._tree.node_of_snapshot(lost.snapshot_id), now)
         if lowest is not None and lost != lowest:
             self._moves.add(MoveKind.SNAPSHOT_OUT, *ring.move_out(lowest))
             self._counters.snapshots_moved_out += 1
@@ -227,17 +228,20 @@ class Evictor:
         node = self._tree.node_of_snapshot(ref.snapshot_id)
         return self._scorer.snapshot(node, self._tree.shallower_snapshot(node) if self._hybrid else node.end - 1, now)
 
-    def _lose_snapshot(self, node: Node) -> None:
-        self._count_evicted(node.snapshot_id)
-        self.release_snapshot(self._tree.detach(node))
-
-    def _count_evicted(self, snapshot_id: int | None) -> None:
-        if snapshot_id is not None:
-            self._counters.num_evicted_snapshots += 1
-            self._counters.evicted[self._ring.kind(snapshot_id)] += 1
+    def _lose_snapshot(self, node: Node, now: float) -> None:
+        heir = self._tree.snapshot_above(node)
+        self._release(self._tree.detach(node), heir, now)
 
     def release_snapshot(self, snapshot_id: int | None) -> None:
-        """Ends a snapshot that has left the tree, if there was one."""
-        if snapshot_id is not None:
-            self._scorer.lost(snapshot_id)
-            self._ring.release(self._ring.ref(snapshot_id))
+        """Ends a snapshot that has left the tree because it is wrong, or for another of the same text; if there was one."""
+        self._release(snapshot_id, None, None)
+
+    def _release(self, snapshot_id: int | None, heir: Node | None, now: float | None) -> None:
+        """`heir`: where its text resumes from now on. `now`: None where it was not evicted."""
+        if snapshot_id is None:
+            return
+        if now is not None:
+            self._counters.num_evicted_snapshots += 1
+            self._counters.evicted[self._ring.kind(snapshot_id)] += 1
+        self._scorer.lost(snapshot_id, None if heir is None else heir.snapshot_id, now)
+        self._ring.release(self._ring.ref(snapshot_id))

@@ -38,6 +38,7 @@ class MemoryLayout:
     page_tokens: int
     kv_type: str = "f16"
     snapshot_type: str = "f32"  # f32, bf16 or q8
+    even_tokens: float = 32_768.0  # the position at which attention over all before it costs as much as the rest of a token's work
 
     @property
     def hybrid(self) -> bool:

@@ -122,6 +122,10 @@ class PagePool:
         self.num_cached -= self._count_on_device(unused)
         self._set_free(unused)
 
+    def num_freed_with(self, pages: Pages) -> int:
+        """How many of `pages` would be free with one reference less to each."""
+        return int(np.count_nonzero((self._references.take(pages) == 1) & (self._pins.take(pages) == 0)))
+
     def seal(self, page: int, rows: int) -> None:
         """Makes the first `rows` rows immutable."""
         self._sealed_rows[page] = max(int(self._sealed_rows[page]), rows)

@@ -110,7 +110,7 @@ class PrefixTree:
     def deepest_snapshot(self, walk: Walk) -> Node | None:
         """The deepest node at or above the end of the walk that is matched to its end and has a snapshot."""
         below = next((node for node in reversed(walk.full_path) if node.snapshot_id is not None), None)
-        return below or (walk.base if walk.base.snapshot_id is not None else self._snapshot_above(walk.base))
+        return below or (walk.base if walk.base.snapshot_id is not None else self.snapshot_above(walk.base))
 
     def deepest_position(self, walk: Walk) -> int:
         """Where that node ends, 0 without one."""
@@ -122,8 +122,15 @@ class PrefixTree:
 
     def shallower_snapshot(self, node: Node) -> int:
         """Position of the next snapshot above `node`, 0 without one."""
-        above = self._snapshot_above(node)
+        above = self.snapshot_above(node)
         return above.end if above is not None else 0
+
+    def snapshot_above(self, node: Node) -> Node | None:
+        """The node of the next snapshot above `node`."""
+        above = node.parent
+        while above is not None and above.snapshot_id is None:
+            above = above.parent
+        return above
 
     def pages(self, walk: Walk, position: int) -> Pages:
         """Pages that hold positions [0, position) of a walk; position <= walk.matched."""
@@ -279,12 +286,6 @@ class PrefixTree:
         """The nodes of the walk and those above its base, from the deepest up."""
         yield from reversed(walk.path)
         yield from self._upwards(walk.base)
-
-    def _snapshot_above(self, node: Node) -> Node | None:
-        above = node.parent
-        while above is not None and above.snapshot_id is None:
-            above = above.parent
-        return above
 
     def _path_pages(self, path: Iterable[Node], position: int) -> Pages:
         """The pages of [0, position); read-only. `path`: nodes from the deepest up to the one below the root.

@@ -1,28 +1,15 @@
-"""Scores of what memory keeps: the lower one is evicted first. Eviction asks a `Scorer`, and tells it what becomes of snapshots.
+"""Scores of what memory keeps: the lower one is evicted first. Eviction asks a `Scorer`, and tells it what becomes of snapshots."""
 
-The score of a snapshot is the work it would save, spread over its age:
-
-    score = (work(position) - work(shallower)) / (RECENT_S + age_s)         all snapshots have the same size in bytes
-    work(n) = n + n^2 / (2 * EVEN_TOKENS)                                    in units of one token's matrix work
-
-`shallower` is the next shallower snapshot on its path (0 without one): what a resume would fall back to. The quadratic term is
-attention, whose cost per token grows with the position and equals the rest of the model at about EVEN_TOKENS. Dividing by the
-age estimates how soon it is used again: a snapshot used a minute ago is a minute from its next use. A leaf's pages are scored the
-same way, per page.
-"""
-
+from dataclasses import dataclass
 from typing import Protocol
 
 from svc.memory.placement import WantedKind
 from svc.memory.prefix_tree import Node
 from svc.memory.tokens import TokenArray
 
-EVEN_TOKENS = 32_768  # hybrids with one attention layer in four; only the order of candidates depends on it
-RECENT_S = 10.0  # below this age all are equally fresh, so that a burst of requests is judged by work alone
-
 
 class Scorer(Protocol):
-    """Scores for one cache. Those of snapshots compare with those of captures; those of pages only with each other.
+    """Scores for one cache. Those of snapshots compare with those of captures; those of pages with those of snapshots, per page.
 
     `shallower`: the position that a resume would fall back to. `now`: seconds.
     """
@@ -33,43 +20,29 @@ class Scorer(Protocol):
     def snapshot(self, node: Node, shallower: int, now: float) -> float:
         """Of the snapshot at the end of `node`."""
 
-    def pages(self, node: Node, shallower: int, now: float) -> float:
-        """Of the pages of `node`, whose loss takes what ends there."""
+    def pages(self, node: Node, num_freed: int, shallower: int, now: float) -> float:
+        """Of the pages of `node`, whose loss frees `num_freed` pages and takes what ends there."""
+
+    def opened(self, node: Node | None, tokens: TokenArray, position: int, now: float) -> None:
+        """A request with these tokens resumes at `position`: at the snapshot of `node`, if there is one."""
 
     def published(self, node: Node, tokens: TokenArray, kind: WantedKind, now: float) -> None:
         """The snapshot of `node`, after `tokens`, can be matched from now on."""
 
-    def used(self, node: Node, now: float) -> None:
-        """A request resumes at the snapshot of `node`."""
-
-    def lost(self, snapshot_id: int) -> None:
-        """A published snapshot is gone."""
+    def lost(self, snapshot_id: int, heir: int | None, now: float | None) -> None:
+        """A published snapshot is gone. Its text resumes at the snapshot `heir` from now on, where there is one. `now`: None where
+        it does not go for lack of memory, but because it is wrong or was replaced."""
 
 
-def work(tokens: int) -> float:
-    """Cost of evaluating positions [0, tokens)."""
-    return tokens + tokens * tokens / (2 * EVEN_TOKENS)
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What it costs to evaluate positions [0, n), in units of one token's work besides attention over those before it.
 
+    That attention grows with the position, and costs as much as all the rest at `even_tokens` (model/model_config.py).
+    """
 
-def score(position: int, shallower: int, age_s: float) -> float:
-    """Score of a resume point at `position` when the next best one is `shallower`."""
-    return (work(position) - work(shallower)) / (RECENT_S + max(age_s, 0.0))
+    even_tokens: float
 
-
-class WorkOverAge:
-    """The score above."""
-
-    def capture(self, tokens: TokenArray, position: int, shallower: int, kind: WantedKind, now: float) -> float | None:
-        return score(position, shallower, 0.0)
-
-    def snapshot(self, node: Node, shallower: int, now: float) -> float:
-        return score(node.end, shallower, now - node.last_use)
-
-    def pages(self, node: Node, shallower: int, now: float) -> float:
-        return score(node.end, shallower, now - node.last_use) / max(len(node.pages), 1)
-
-    def published(self, node: Node, tokens: TokenArray, kind: WantedKind, now: float) -> None: ...
-
-    def used(self, node: Node, now: float) -> None: ...
-
-    def lost(self, snapshot_id: int) -> None: ...
+    def between(self, start: int, end: int) -> float:
+        """Of positions [start, end)."""
+        return (end - start) * (1 + (start + end) / (2 * self.even_tokens))

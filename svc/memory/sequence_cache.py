@@ -35,7 +35,8 @@ from svc.memory.path_pins import PathPins
 from svc.memory.placement import WantedKind
 from svc.memory.plan import MemoryPlan
 from svc.memory.prefix_tree import Node, PrefixTree, Walk
-from svc.memory.scoring import Scorer, WorkOverAge
+from svc.memory.reuse_scorer import ReuseScorer
+from svc.memory.scoring import Scorer, Work
 from svc.memory.snapshot_ring import SnapshotRef, SnapshotRing, StaleSnapshotError
 from svc.memory.stats import CacheCounters, CacheStats, cache_stats
 from svc.memory.tiers import MoveKind, MoveQueue
@@ -61,7 +62,8 @@ class SequenceCache:
         self._leases: dict[int, Lease] = {}  # by serial
         self._serials = itertools.count(1)
         self._counters = CacheCounters()
-        self._evictor = Evictor(self._pool, self._ring, self._tree, self._moves, self._counters, scorer or WorkOverAge())
+        scorer = scorer or ReuseScorer(plan.num_snapshots + plan.num_host_snapshots, Work(plan.layout.even_tokens))
+        self._evictor = Evictor(self._pool, self._ring, self._tree, self._moves, self._counters, scorer)
         self.transfers = Transfers(self._pool, self._ring, self._tree, self._evictor, self._moves)
 
     def __repr__(self) -> str:
@@ -127,7 +129,7 @@ class SequenceCache:
         if resume.snapshot is not None:
             lease.trail.append(resume.snapshot)
             self._counters.resumed[self._ring.kind(resume.snapshot.snapshot_id)] += 1
-            self._evictor.used(resume.snapshot.snapshot_id, now)
+        self._evictor.opened(resume.snapshot, source.array, resume.position, now)
         if not self._hybrid:
             self._tree.touch(resume.walk, now)
         self._await_moves(lease, len(absent), resume.walk)

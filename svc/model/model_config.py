@@ -102,7 +102,25 @@ class ModelConfig:
             page_tokens=page_tokens,
             kv_type=kv_type,
             snapshot_type=snapshot_type,
+            even_tokens=self.even_tokens,
         )
+
+    @property
+    def even_tokens(self) -> float:
+        """The position at which attention over all before it costs as much as the rest of a token's work.
+
+        In multiplications, without the output matrix, which prompts need once. Infinite without attention layers.
+        """
+        hidden, queries, values = self.hidden_size, self.num_heads * self.head_dim, self.num_value_heads * self.value_dim
+        gate = self.num_delta_layers > 0  # hybrids gate the output of attention, by as many columns again as there are queries
+        attention = hidden * (queries * (2 + gate) + 2 * self.num_kv_heads * self.head_dim)
+        delta = hidden * (self.conv_channels + 2 * values + 2 * self.num_value_heads)
+        delta += 4 * values * self.key_dim  # decay, read, update and read again of a state
+        width = self.feed_forward_size or self.num_experts_used * self.expert_size + self.shared_expert_size
+        feed_forward = hidden * (3 * width + self.num_experts)
+        rest = self.num_layers * feed_forward + self.num_attention_layers * attention + self.num_delta_layers * delta
+        grows = self.num_attention_layers * 2 * queries  # scores and their sum, for each position before
+        return rest / grows if grows else math.inf
 
 
 class _Reader:

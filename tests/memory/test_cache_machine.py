@@ -95,6 +95,8 @@ class MemoryMachine(RuleBasedStateMachine):
         Some are only started, some are saved and leave.
         """
         self._make_way()
+        if not self.live:
+            return
         chunks: list[Chunk] = []
         captures: list[Reservation] = []
         saves: list[Reservation] = []

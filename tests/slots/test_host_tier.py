@@ -72,7 +72,8 @@ def test_alone_the_step_waits_for_its_moves() -> None:
     """Nobody else to compute for: one step that only fetches, then one that answers, however long the moves take."""
     harness = Harness(num_pages=12, num_rows=2, num_snapshots=2, host_pages=40, host_snapshots=16, moves_lag=100)
     harness.ask(prompt(80, 1), 1)
-    harness.ask(prompt(150, 2), 1)
+    for seed in (2, 3, 4):
+        harness.ask(prompt(150, seed), 1)
     again = harness.submit(prompt(80, 1), 1)
     assert harness.run() == 2
     fetching, answering = harness.backend.batches[-2:]

@@ -17,15 +17,15 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from svc.memory.scoring import Scorer, WorkOverAge
+from svc.memory.scoring import Scorer
 from tests.bench.replay.device import PAGE_TOKENS, ROWS, Replay, ample, most_tokens
 from tests.bench.replay.policies import Clairvoyant, FirstInFirstOut, LeastRecentlyUsed
 from tests.bench.replay.traces import TRACES, Size, Trace, least_tokens, make
 
 PARTS = (2, 4, 8)
 OURS, LRU, FIFO, CLAIRVOYANT = "headrace", "LRU", "FIFO, spaced", "clairvoyant"
-POLICIES: dict[str, Callable[[Trace], Scorer]] = {
-    OURS: lambda trace: WorkOverAge(),
+POLICIES: dict[str, Callable[[Trace], Scorer | None]] = {
+    OURS: lambda trace: None,  # what the server uses
     LRU: lambda trace: LeastRecentlyUsed(),
     FIFO: lambda trace: FirstInFirstOut(),
     CLAIRVOYANT: Clairvoyant,

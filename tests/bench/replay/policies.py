@@ -2,11 +2,12 @@
 
 from svc.memory.placement import WantedKind
 from svc.memory.prefix_tree import Node
-from svc.memory.scoring import work
+from svc.memory.scoring import Work
 from svc.memory.tokens import TokenArray
 from tests.bench.replay.traces import Trace, common
 
 ALWAYS = float("inf")
+WORK = Work(32_768.0)
 
 
 class Silent:
@@ -14,9 +15,9 @@ class Silent:
 
     def published(self, node: Node, tokens: TokenArray, kind: WantedKind, now: float) -> None: ...
 
-    def used(self, node: Node, now: float) -> None: ...
+    def opened(self, node: Node | None, tokens: TokenArray, position: int, now: float) -> None: ...
 
-    def lost(self, snapshot_id: int) -> None: ...
+    def lost(self, snapshot_id: int, heir: int | None, now: float | None) -> None: ...
 
 
 class LeastRecentlyUsed(Silent):
@@ -28,7 +29,7 @@ class LeastRecentlyUsed(Silent):
     def snapshot(self, node: Node, shallower: int, now: float) -> float:
         return node.last_use
 
-    def pages(self, node: Node, shallower: int, now: float) -> float:
+    def pages(self, node: Node, num_freed: int, shallower: int, now: float) -> float:
         return node.last_use
 
 
@@ -54,7 +55,7 @@ class FirstInFirstOut(Silent):
     def snapshot(self, node: Node, shallower: int, now: float) -> float:
         return float(self._order[node.snapshot_id or 0])
 
-    def pages(self, node: Node, shallower: int, now: float) -> float:
+    def pages(self, node: Node, num_freed: int, shallower: int, now: float) -> float:
         return self.snapshot(node, shallower, now)
 
     def published(self, node: Node, tokens: TokenArray, kind: WantedKind, now: float) -> None:
@@ -79,13 +80,13 @@ class Clairvoyant:
         self._first = 0
 
     def capture(self, tokens: TokenArray, position: int, shallower: int, kind: WantedKind, now: float) -> float | None:
-        return self._value(position, self._requests(tokens[:position]), now, len_pages=1)
+        return self._value(position, self._requests(tokens[:position]), now, num_freed=1)
 
     def snapshot(self, node: Node, shallower: int, now: float) -> float:
-        return self._value(*self._uses[node.snapshot_id or 0], now, len_pages=1)
+        return self._value(*self._uses[node.snapshot_id or 0], now, num_freed=1)
 
-    def pages(self, node: Node, shallower: int, now: float) -> float:
-        return self._value(*self._uses[node.snapshot_id or 0], now, len_pages=max(len(node.pages), 1))
+    def pages(self, node: Node, num_freed: int, shallower: int, now: float) -> float:
+        return self._value(*self._uses[node.snapshot_id or 0], now, num_freed=max(num_freed, 1))
 
     def published(self, node: Node, tokens: TokenArray, kind: WantedKind, now: float) -> None:
         requests = self._requests(tokens)
@@ -94,9 +95,9 @@ class Clairvoyant:
             kept = self._kept[request]
             kept[len(tokens)] = kept.get(len(tokens), 0) + 1
 
-    def used(self, node: Node, now: float) -> None: ...
+    def opened(self, node: Node | None, tokens: TokenArray, position: int, now: float) -> None: ...
 
-    def lost(self, snapshot_id: int) -> None:
+    def lost(self, snapshot_id: int, heir: int | None, now: float | None) -> None:
         position, requests = self._uses.pop(snapshot_id)
         for request in requests:
             kept = self._kept[request]
@@ -104,7 +105,7 @@ class Clairvoyant:
             if not kept[position]:
                 del kept[position]
 
-    def _value(self, position: int, requests: list[int], now: float, len_pages: int) -> float:
+    def _value(self, position: int, requests: list[int], now: float, num_freed: int) -> float:
         for request in requests:
             arrival_s = self._trace[request].at_s
             if arrival_s < now:
@@ -112,8 +113,8 @@ class Clairvoyant:
             others = [kept for kept in self._kept[request] if kept != position]
             if max(others, default=0) > position:
                 continue
-            saved = work(position) - work(max(others, default=0))
-            return saved / (arrival_s - now + 0.01) / len_pages
+            saved = WORK.between(max(others, default=0), position)
+            return saved / (arrival_s - now + 0.01) / num_freed
         return 0.0
 
     def _requests(self, tokens: TokenArray) -> list[int]:

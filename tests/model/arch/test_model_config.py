@@ -79,3 +79,16 @@ def test_rotary_angles() -> None:
     angles = positions[:, None] * 1e7 ** (-2 * np.arange(32) / 64)
     np.testing.assert_allclose(cos, np.cos(angles), atol=1e-6)
     np.testing.assert_allclose(sin, np.sin(angles), atol=1e-6)
+
+
+def test_even_tokens_by_hand() -> None:
+    """Multiplications of a token, one of its layers at a time, over those that attention adds for each position before it."""
+    config, _ = open_model(GGUF / "tiny-qwen35-hd128-bf16.gguf")
+    hidden, feed_forward = config.hidden_size, 3 * config.hidden_size * config.feed_forward_size
+    assert (hidden, config.num_heads, config.num_kv_heads, config.head_dim) == (256, 2, 1, 256)
+    attention = hidden * (3 * 512 + 2 * 256)  # queries, their gate and the output; keys and values
+    delta = hidden * (1024 + 2 * 512 + 2 * 4) + 4 * 4 * 128 * 128  # q, k, v; gate and output; alpha and beta; the state
+    assert config.even_tokens == pytest.approx((4 * feed_forward + attention + 3 * delta) / (2 * 512))
+    assert config.memory_layout(16, "f16").even_tokens == config.even_tokens
+    control, _ = open_model(GGUF / "tiny-qwen3-Q8_0.gguf")
+    assert 0 < control.even_tokens < 100_000
