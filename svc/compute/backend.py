@@ -221,6 +221,10 @@ class Backend(Protocol):
     def run(self, batch: StepBatch) -> StepResult:
         """Submits a step and waits for it."""
 
+    @property
+    def read_anywhere(self) -> bool:
+        """Whether `read_blocks` may be called on any thread, beside a running step: then what that step writes may be torn."""
+
     def read_blocks(self, slab: Slab, places: Sequence[int]) -> Blocks:
         """Copies of whole pages or states as bytes, as all steps and moves submitted so far leave them."""
 

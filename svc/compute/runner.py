@@ -121,6 +121,11 @@ class ModelRunner:
     def _forward(self, hidden: Any, inputs: StepInputs) -> None:
         forward(self._ops, self.model, hidden, inputs, self._caches)
 
+    @property
+    def read_anywhere(self) -> bool:
+        """Whether `read_blocks` may be called on any thread, beside a running step: slabs are plain memory, nothing moves."""
+        return not self._ops.asynchronous and not self.plan.host_tier
+
     def read_blocks(self, slab: Slab, places: Sequence[int]) -> Blocks:
         """Copies of whole pages or states as bytes, as all steps and moves submitted so far leave them."""
         self._end_moves()

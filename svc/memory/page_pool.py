@@ -27,6 +27,7 @@ class PagePool:
         self.page_tokens = page_tokens
         # Pages on the device with references and no pin; kept as a count so that admission is O(1) (check() recounts).
         self.num_cached = 0
+        self.num_freed = 0  # since start: who copies pages beside running steps sees by it that none has changed hands
         self._tiers = Tiers(num_pages, num_host_pages)
         total = num_pages + num_host_pages
         self._free = list(range(total - 1, -1, -1))
@@ -201,6 +202,7 @@ class PagePool:
         return int((self.places[pages] >= 0).sum()) if self.num_host_pages else len(pages)
 
     def _set_free(self, pages: Pages) -> None:
+        self.num_freed += len(pages)
         self._sealed_rows[pages] = 0
         self._writer[pages] = NO_WRITER
         for page in pages.tolist():

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Items
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from svc.compute.backend import Backend, Slab
 from svc.compute.blocks import Blocks
@@ -31,7 +32,10 @@ class Worker(Protocol):
 
 
 class BlockCopies:
-    """Each call is queued on the compute thread when its places are looked up, behind the steps submitted so far."""
+    """Each call is queued on the compute thread when its places are looked up, behind the steps submitted so far.
+
+    Where the device's memory is the machine's, reading does not take that thread's time.
+    """
 
     def __init__(self, worker: Worker, cache: SequenceCache) -> None:
         self.wake_engine: Callable[[], None] = lambda: None
@@ -44,14 +48,19 @@ class BlockCopies:
     async def read_pages(self, ref: SnapshotRef | TokenArray, tiles: Items[int]) -> Blocks | None:
         """Pages of a path (Transfers.path), uint8 [n, page_bytes]; None when they have left the memory."""
         await self._moves_taken()
-        path = self._transfers.path(ref)
-        if path is None or max(tiles) >= len(path.pages):
+        places = self._places(ref, tiles)
+        if places is not None and self._worker.backend.read_anywhere:
+            num_freed = self._pool.num_freed
+            blocks = await self._read_beside(Slab.PAGES, places)
+            if self._pool.num_freed == num_freed:
+                return blocks
+            places = self._places(ref, tiles)  # again, in the order of the steps
+        if places is None:
             return None
-        places = self._pool.places_of(path.pages[list(tiles)])
+        blocks = np.empty((len(places), self._page_bytes), np.uint8)
         parts = ((Slab.PAGES, places >= 0, places), (Slab.HOST_PAGES, places < 0, -1 - places))
         read = self._worker.backend.read_blocks
         calls = [(at, self._worker.call(read, slab, there[at].tolist())) for slab, at, there in parts if at.any()]
-        blocks = np.empty((len(places), self._page_bytes), np.uint8)
         for at, call in calls:
             blocks[at] = await call
         return blocks
@@ -61,11 +70,26 @@ class BlockCopies:
         await self._moves_taken()
         if not self._ring.is_published(ref):
             return None
+        if self._worker.backend.read_anywhere:
+            states = await self._read_beside(Slab.SNAPSHOTS, np.array([self._ring.device_place(ref)]))
+            state: Blocks = states[0]
+            return state if self._ring.is_published(ref) else None  # then it was all the time
         on_host = self._ring.on_host(ref.snapshot_id)
         place = self._ring.host_place(ref) if on_host else self._ring.device_place(ref)
         slab = Slab.HOST_SNAPSHOTS if on_host else Slab.SNAPSHOTS
-        state: Blocks = (await self._worker.call(self._worker.backend.read_blocks, slab, [place]))[0]
-        return state
+        found: Blocks = await self._worker.call(self._worker.backend.read_blocks, slab, [place])
+        return found[0]
+
+    def _places(self, ref: SnapshotRef | TokenArray, tiles: Items[int]) -> NDArray[np.int32] | None:
+        """Of those pages of a path, None when they have left the memory."""
+        path = self._transfers.path(ref)
+        if path is None or max(tiles) >= len(path.pages):
+            return None
+        return self._pool.places_of(path.pages[list(tiles)])
+
+    async def _read_beside(self, slab: Slab, places: NDArray[Any]) -> Blocks:
+        """On a thread, while steps run, which may write there: who asks looks afterwards whether the places have changed hands."""
+        return await asyncio.to_thread(self._worker.backend.read_blocks, slab, places.tolist())
 
     async def write_pages(self, coming: Import, pages: Pages, blocks: Blocks) -> None:
         """Fills pages of an import; nothing if it is closed."""

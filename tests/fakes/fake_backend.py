@@ -76,6 +76,7 @@ class FakeBackend:
         self.step_s = step_s
         self._slabs = TokenSlabs(plan, self._before_write)  # a row of a page holds its token
         self.moves_lag = moves_lag
+        self.read_anywhere = False
         self._moves: list[tuple[int, Move]] = []  # not made yet, with the number of the step that asked for them
         self._moves_over = 0
         self.batches: list[StepBatch] = []

@@ -78,6 +78,7 @@ class Server:
         plan = MemoryPlan(layout(hybrid=hybrid), pages, 4, snapshots, *host)
         self.plan, self.cache = plan, SequenceCache(plan)
         self.backend = FakeBackend(plan, max_step_tokens=64, moves_lag=2 if host[0] else 0)
+        self.backend.read_anywhere = not host[0]
         self.worker = LoopWorker(self.backend)
         self.errors: list[BaseException] = []
         self.reports: list[tuple[str, str]] = []
