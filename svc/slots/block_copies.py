@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from collections.abc import Sequence as Items
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,13 +72,12 @@ class BlockCopies:
             return None
         if self._worker.backend.read_anywhere:
             states = await self._read_beside(Slab.SNAPSHOTS, np.array([self._ring.device_place(ref)]))
-            state: Blocks = states[0]
-            return state if self._ring.is_published(ref) else None  # then it was all the time
+            return cast(Blocks, states[0]) if self._ring.is_published(ref) else None  # then it was all the time
         on_host = self._ring.on_host(ref.snapshot_id)
         place = self._ring.host_place(ref) if on_host else self._ring.device_place(ref)
         slab = Slab.HOST_SNAPSHOTS if on_host else Slab.SNAPSHOTS
-        found: Blocks = await self._worker.call(self._worker.backend.read_blocks, slab, [place])
-        return found[0]
+        states = await self._worker.call(self._worker.backend.read_blocks, slab, [place])
+        return cast(Blocks, states[0])
 
     def _places(self, ref: SnapshotRef | TokenArray, tiles: Items[int]) -> NDArray[np.int32] | None:
         """Of those pages of a path, None when they have left the memory."""
