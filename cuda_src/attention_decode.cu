@@ -14,6 +14,8 @@
 // Variant: HEAD_DIM=256 KV=float WARPS=2 KEYS=16
 // Variant: HEAD_DIM=128 KV=__half WARPS=4 KEYS=16
 // Variant: HEAD_DIM=64 KV=float WARPS=2 KEYS=16
+// Variant: HEAD_DIM=256 KV=u8 KV_BITS=8 WARPS=2 KEYS=16
+// Variant: HEAD_DIM=64 KV=u8 KV_BITS=4 WARPS=2 KEYS=16
 #include "attention.cuh"
 
 #ifndef WARPS
@@ -80,7 +82,7 @@ attention_split(const float* __restrict__ query, const KV* __restrict__ pages, c
   f16* keys = shared + warp_index() * TILE_HALVES;
   load_queries(queries, ROWS * STRIDE, query, query_stride, tile, warp_index(), WARPS);
   __syncthreads();
-  const i64 head_offset = key_offset + (i64)head * page_tokens * HEAD_DIM;
+  const i64 head_offset = key_offset + (i64)head * page_tokens * KV_ROW;
   const Pages from = {pages + head_offset, pages + head_offset + value_offset, block_table + (i64)sequence * table_width, page_elements,
                       page_tokens};
   Rows mine;

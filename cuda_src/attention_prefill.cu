@@ -9,6 +9,8 @@
 // Variant: HEAD_DIM=256 KV=float WARPS=2 KEYS=16
 // Variant: HEAD_DIM=128 KV=__half WARPS=4 KEYS=32
 // Variant: HEAD_DIM=64 KV=float WARPS=2 KEYS=16
+// Variant: HEAD_DIM=256 KV=u8 KV_BITS=8 WARPS=2 KEYS=16
+// Variant: HEAD_DIM=64 KV=u8 KV_BITS=4 WARPS=2 KEYS=16
 #include "attention.cuh"
 
 #ifndef WARPS
@@ -83,7 +85,7 @@ attention_prefill(const float* __restrict__ query, const float* __restrict__ gat
     const int row = tile.first_row + Rows::row(i);
     mine.position[i] = row < tile.num_rows ? positions[tile.token(row)] : -1;
   }
-  const i64 head_offset = key_offset + (i64)head * page_tokens * HEAD_DIM;
+  const i64 head_offset = key_offset + (i64)head * page_tokens * KV_ROW;
   const Pages from = {pages + head_offset, pages + head_offset + value_offset, block_table + (i64)sequence * table_width, page_elements,
                       page_tokens};
   attend<WARPS * WARP>(mine, queries, ROWS * STRIDE, shared, from, 0, KEYS, end, seen, tile.last_position(positions, ROWS), scale);

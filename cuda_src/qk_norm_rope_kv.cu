@@ -12,16 +12,12 @@
 // Variant: HEAD_DIM=256 KV=__half
 // Variant: HEAD_DIM=128 KV=float
 // Variant: HEAD_DIM=48 KV=__half
+// Variant: HEAD_DIM=256 KV=u8 KV_BITS=8
+// Variant: HEAD_DIM=64 KV=u8 KV_BITS=4
 #include "common.cuh"
 #include "half.cuh"
+#include "kv_pages.cuh"
 #include "warp.cuh"
-
-#ifndef HEAD_DIM
-#define HEAD_DIM 128
-#endif
-#ifndef KV  // element of a page: __half or float
-#define KV __half
-#endif
 
 constexpr int HEADS = 4;                                 // of a block
 constexpr int LANE_DIMS = (HEAD_DIM + WARP - 1) / WARP;  // lane i has dimensions i, i + 32, ...
@@ -101,12 +97,19 @@ qk_norm_rope_kv(float* __restrict__ query, const float* __restrict__ key, const 
   }
 
   const int position = positions[token], page = is_query ? 0 : block_table[(i64)sequence * table_width + position / page_tokens];
-  const i64 in_page = ((i64)kv_head * page_tokens + position % page_tokens) * HEAD_DIM;
+  const i64 in_page = ((i64)kv_head * page_tokens + position % page_tokens) * KV_ROW;
+  KV* const row = pages + page * page_elements + key_offset + (is_key ? 0 : value_offset) + in_page;
 #pragma unroll
   for (int i = 0; i < LANE_DIMS; i++) {
     const int d = i * WARP + lane;
-    if (d >= HEAD_DIM) continue;
-    if (is_query) query[(token * num_heads + head) * query_stride + d] = x[i];
-    else pages[page * page_elements + key_offset + (is_key ? 0 : value_offset) + in_page + d] = from_float<KV>(x[i]);
+#if KV_BITS
+    if (!is_query) {  // the whole warp
+      write_block(row + i * KV_BLOCK_BYTES, x[i]);
+      continue;
+    }
+#else
+    if (!is_query && d < HEAD_DIM) row[d] = from_float<KV>(x[i]);
+#endif
+    if (is_query && d < HEAD_DIM) query[(token * num_heads + head) * query_stride + d] = x[i];
   }
 }

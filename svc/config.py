@@ -146,7 +146,13 @@ class Config(DiskSettings, frozen=True, kw_only=True, forbid_unknown_fields=True
         int,
         Meta(ge=0, le=2**24, description="longest sequence in tokens, prompt and answer together; 0: the model's own context"),
     ] = 0
-    kv_type: Annotated[Literal["f16", "f32"], Meta(description="number format of keys and values in the KV pages")] = "f16"
+    kv_type: Annotated[
+        Literal["f16", "f32", "q8_0", "q4_0"],
+        Meta(
+            description="number format of keys and values in the KV pages; "
+            "q8_0 and q4_0 round them to 8 or 4 bits and hold two or four times as many"
+        ),
+    ] = "f16"
     snapshot_type: Annotated[
         Literal["f32", "bf16", "q8"],
         Meta(

@@ -113,7 +113,7 @@ def test_empty_variable_counts_as_not_set() -> None:
         ('kv_bytes = "4 parsecs"', "kv_bytes", "4GiB"),
         ("kv_bytes = 0", "kv_bytes", "size"),
         ('max_body_bytes = "much"', "max_body_bytes", "size"),
-        ('kv_type = "f8"', "kv_type", "one of f16, f32"),
+        ('kv_type = "f8"', "kv_type", "one of f16, f32, q8_0, q4_0"),
         ("page_tokens = 20", "page_tokens", "one of 16, 32, 48, 64"),
         ("strict_model_name = 1", "strict_model_name", "true or false"),
         ('strict_model_name = "yes"', "strict_model_name", "true or false"),

@@ -39,3 +39,7 @@ INT8_PRODUCT = 1e-5
 
 # Logits of a decode step beside those of the same step with padding sequences, of the largest: other kernels may take the rows.
 GRAPH_PADDING = 1e-5
+
+# Share of the bytes of quantized keys and values that may differ from another quantizer's: their inputs differ by rounding, which
+# turns a number that lies between two levels, and halves are rounded up there, to even here.
+QUANTIZED_PAGES = 5e-3

@@ -3,7 +3,8 @@
 // A row is one query head at one token; the rows of a tile belong to one sequence and one KV head (row r: token r / group, query head
 // r % group of the KV head's `group`). An operand x goes in as two float16, high + low, which together hold 22 bits: queries, weights of
 // the softmax, and, with float32 pages, keys and values too. Float16 pages are exact, so two products suffice instead of three. Values
-// beyond 65504, which float16 pages cannot hold either, give NaN.
+// beyond 65504, which float16 pages cannot hold either, give NaN. Numbers from quantized pages are products of 19 bits and go in like
+// those of float32 pages.
 //
 // Keys from `end` on, which no row of the tile sees, are not read: their place in shared memory is zero. Keys before
 // `end` that a row must not see are tokens of this step and get weight 0. Because 0 times NaN is NaN, values in such tiles that are not
@@ -11,15 +12,10 @@
 #pragma once
 #include "common.cuh"
 #include "half.cuh"
+#include "kv_pages.cuh"
 #include "ptx.cuh"
 #include "warp.cuh"
 
-#ifndef HEAD_DIM
-#define HEAD_DIM 128
-#endif
-#ifndef KV  // element of a page: __half or float
-#define KV __half
-#endif
 #ifndef KEYS  // of a tile
 #define KEYS 16
 #endif
@@ -29,7 +25,7 @@ static_assert(KEYS % 16 == 0 && KEYS <= WARP, "a lane for each key");
 
 constexpr int ROWS = 16;              // query rows of a warp
 constexpr int STRIDE = HEAD_DIM + 8;  // of a row in shared memory, in halves: an odd number of 16 bytes, so ldmatrix has no bank conflicts
-constexpr int PARTS = sizeof(KV) == 4 ? 2 : 1;  // of a key or value in shared memory: high, low
+constexpr int PARTS = sizeof(KV) == 2 ? 1 : 2;  // of a key or value in shared memory: high, low
 // For launch bounds: without it ptxas spills a few registers to gain a block.
 constexpr int MIN_BLOCKS = HEAD_DIM > 128 ? 2 : 3;
 // Float32 pages go through registers; more at once spills with heads of 256.
@@ -94,7 +90,7 @@ struct Pages {
   int page_tokens;
 
   __device__ __forceinline__ i64 offset(int position) const {
-    return table[position / page_tokens] * page_elements + (i64)(position % page_tokens) * HEAD_DIM;
+    return table[position / page_tokens] * page_elements + (i64)(position % page_tokens) * KV_ROW;
   }
   // Lane i gets that of key first + i.
   __device__ __forceinline__ i64 lane_offset(int first, int end) const {
@@ -103,14 +99,18 @@ struct Pages {
   }
 };
 
-// Eight elements of a row; `low`: distance of the low parts.
-__device__ __forceinline__ void copy_eight(f16* to, const f16* from, bool valid, int) { copy_async_16(to, from, valid); }
-__device__ __forceinline__ void copy_eight(f16* to, const float* from, bool valid, int low) {
+// Eight numbers of a row, from `column` on; `low`: distance of the low parts.
+__device__ __forceinline__ void copy_eight(f16* to, const f16* row, int column, bool valid, int) {
+  copy_async_16(to, row + column, valid);
+}
+__device__ __forceinline__ void load_eight(float (&x)[8], const float* row, int column) {
+  *reinterpret_cast<float4*>(x) = *reinterpret_cast<const float4*>(row + column);
+  *reinterpret_cast<float4*>(x + 4) = *reinterpret_cast<const float4*>(row + column + 4);
+}
+__device__ __forceinline__ void load_eight(float (&x)[8], const u8* row, int column) { unpack_eight(x, row, column); }
+template <class T> __device__ __forceinline__ void copy_eight(f16* to, const T* row, int column, bool valid, int low) {
   float x[8] = {};
-  if (valid) {
-    *reinterpret_cast<float4*>(x) = *reinterpret_cast<const float4*>(from);
-    *reinterpret_cast<float4*>(x + 4) = *reinterpret_cast<const float4*>(from + 4);
-  }
+  if (valid) load_eight(x, row, column);
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const HalfPair pair = halves_of(x[i]);
@@ -127,7 +127,7 @@ __device__ __forceinline__ void load_rows(f16* to, const KV* from, i64 offset, i
   for (int start = 0; start < PIECES; start += TEAM) {
     const int piece = start + threadIdx.x % TEAM, row = piece / ROW_PIECES, column = piece % ROW_PIECES * 8;
     const i64 row_offset = __shfl_sync(ALL_LANES, offset, row % WARP);
-    if (piece < PIECES) copy_eight(to + row * STRIDE + column, from + row_offset + column, first + row < end, KEYS * STRIDE);
+    if (piece < PIECES) copy_eight(to + row * STRIDE + column, from + row_offset, column, first + row < end, KEYS * STRIDE);
   }
 }
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.memory.layout import KV_TYPE_BYTES, MemoryLayout
+from svc.memory.layout import KV_BLOCK_BYTES, KV_TYPE_BYTES, MemoryLayout
 
 Blocks = NDArray[np.uint8]
 """uint8 [n, bytes of a page or state]."""
@@ -24,6 +24,9 @@ def write_numpy(slab: NDArray[Any], places: Sequence[int], blocks: Blocks) -> No
 
 def finite_page(block: Blocks, layout: MemoryLayout) -> bool:
     """Whether all numbers of a page (one row of Blocks) are finite."""
+    if layout.kv_type in KV_BLOCK_BYTES:  # their scales tell
+        scales = np.ascontiguousarray(block.reshape(-1, KV_BLOCK_BYTES[layout.kv_type])[:, :2])
+        return bool(np.isfinite(scales.view(np.float16)).all())
     return bool(np.isfinite(block.view(f"f{KV_TYPE_BYTES[layout.kv_type]}")).all())
 
 

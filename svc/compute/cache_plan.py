@@ -4,14 +4,25 @@ from svc.compute.model_file import OpenedModel
 from svc.compute.ops import StepSizes
 from svc.compute.runner import MAX_LOGIT_ROWS
 from svc.config import Config
+from svc.errors import ConfigError
 from svc.memory.auto_budget import FREE_SHARE, resolve_budgets, resolve_host_budgets, weights_remark
+from svc.memory.layout import KV_BLOCK, KV_BLOCK_BYTES, MemoryLayout
 from svc.memory.plan import MemoryPlan, plan_memory, with_host_tier
 from svc.model.model_config import ModelConfig
 
 
+def layout_of(config: Config, model: ModelConfig) -> MemoryLayout:
+    """ConfigError if the model's heads are no whole blocks of the type of pages."""
+    if config.kv_type in KV_BLOCK_BYTES and model.num_attention_layers and model.head_dim % KV_BLOCK:
+        raise ConfigError(
+            f"kv_type = {config.kv_type!r} has blocks of {KV_BLOCK}, but the model's heads have {model.head_dim} numbers: use f16"
+        )
+    return model.memory_layout(config.page_tokens, config.kv_type, config.snapshot_type)
+
+
 def step_sizes(config: Config, model: ModelConfig, num_rows: int) -> StepSizes:
     """The largest step of a server with `num_rows` slots."""
-    layout = model.memory_layout(config.page_tokens, config.kv_type, config.snapshot_type)
+    layout = layout_of(config, model)
     return StepSizes(model, layout, num_rows, config.max_step_tokens, MAX_LOGIT_ROWS)
 
 
@@ -24,7 +35,7 @@ def plan_caches(
     `available_bytes` are free. MemoryBudgetError says what would fit.
     """
     beside_gpu, weights_bytes = device_bytes is not None, opened.file.file_bytes
-    layout = opened.config.memory_layout(config.page_tokens, config.kv_type, config.snapshot_type)
+    layout = layout_of(config, opened.config)
     kv_bytes, snapshot_bytes = resolve_budgets(
         layout,
         kv_bytes=None if config.kv_bytes == "auto" else config.kv_bytes,

@@ -4,7 +4,8 @@ Three slabs, laid out alike for every backend:
 
 - KV slab `[num_pages, page_elements]`, element type `kv_type`. Inside a page: attention layer, then K before V, then KV head,
   then the row in the page, then the head dimension: `[L_attn, 2, H_kv, P, D]`. One page is one contiguous block, so that copying,
-  moving or saving a page is one memory copy.
+  moving or saving a page is one memory copy. Of the types q8_0 and q4_0 an element is a byte: a row of D numbers is D / 32 blocks
+  as in GGUF files, a float16 scale and 32 bytes or 16 (two numbers each) behind it.
 - state rows `[num_rows, state_elements]`, float32. Inside: for each DeltaNet layer the recurrent state `[H_v, D_k * D_v]` (its
   inner order belongs to the backend: `state_order`), then the `[conv_rows, channels]` raw convolution rows (oldest first); after
   all layers the final hidden row `[C]` (after the output norm) of the last token.
@@ -17,7 +18,9 @@ Three slabs, laid out alike for every backend:
 
 from dataclasses import dataclass
 
-KV_TYPE_BYTES = {"f32": 4, "f16": 2}
+KV_TYPE_BYTES = {"f32": 4, "f16": 2}  # of a number
+KV_BLOCK = 32  # numbers of a block
+KV_BLOCK_BYTES = {"q8_0": 34, "q4_0": 18}
 STATE_BYTES = 4  # of a number in a state row, and of a word of a snapshot
 
 
@@ -49,7 +52,14 @@ class MemoryLayout:
     @property
     def kv_block_elements(self) -> int:
         """Elements of one K (or V) block: one layer, one page, all KV heads."""
-        return self.num_kv_heads * self.page_tokens * self.head_dim
+        return self.num_kv_heads * self.page_tokens * self.kv_row_elements
+
+    @property
+    def kv_row_elements(self) -> int:
+        """Elements of one key (or value) of one head."""
+        if self.kv_type in KV_BLOCK_BYTES:
+            return self.head_dim // KV_BLOCK * KV_BLOCK_BYTES[self.kv_type]
+        return self.head_dim
 
     @property
     def page_elements(self) -> int:
@@ -57,7 +67,7 @@ class MemoryLayout:
 
     @property
     def page_bytes(self) -> int:
-        return self.page_elements * KV_TYPE_BYTES[self.kv_type]
+        return self.page_elements * KV_TYPE_BYTES.get(self.kv_type, 1)
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -5,6 +5,7 @@ import pytest
 
 from svc.compute.blocks import finite_page, finite_state, read_numpy
 from svc.compute.reference import ReferenceOps
+from svc.compute.reference.kv_pages import pack_rows
 from svc.compute.step_inputs import pairs
 from svc.memory.layout import MemoryLayout
 from svc.memory.plan import MemoryPlan
@@ -31,6 +32,17 @@ def test_snapshots(snapshot_type: str) -> None:
         assert not saved(place, np.inf)
     assert not saved(layout.conv_offset(0))
     assert not saved(layout.state_elements - 1, -np.inf)
+
+
+@pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
+def test_quantized_pages(kv_type: str) -> None:
+    layout = MemoryLayout(12, 1, 2, 32, 0, 0, 0, 0, 0, 0, 16, kv_type)
+    rows = np.random.default_rng(0).normal(0, 1, (layout.page_elements // layout.kv_row_elements, 32)).astype(np.float32)
+    assert finite_page(pack_rows(rows, kv_type).ravel(), layout)
+    for row, number in ((0, np.nan), (5, np.inf), (len(rows) - 1, -np.inf)):
+        damaged = rows.copy()
+        damaged[row, 17] = number
+        assert not finite_page(pack_rows(damaged, kv_type).ravel(), layout)
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "f32"])

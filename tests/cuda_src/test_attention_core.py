@@ -201,12 +201,6 @@ def test_plan() -> None:
     assert plan_attention(cu_seqlens, positions, most_decode_tokens=ALL_PREFILL) == AttentionPlan(0, 0, 12, 3)
 
 
-def test_q8_pages_are_refused() -> None:
-    """By name, until there are kernels."""
-    with pytest.raises(NotImplementedError, match="q8_0"):
-        _ = attention.KvType("q8_0").spelling
-
-
 def part(whole: Case, sequence: int, first: int, end: int, slab: np.ndarray) -> Case:
     """Tokens first .. end - 1 of one sequence of a step, as a step of their own on these pages."""
     start = whole.span(sequence).start

@@ -109,6 +109,25 @@ def test_resumed_from_a_compact_snapshot(fresh: Fresh, model: str, snapshot_type
     assert bits(answer) != solo(fresh, model, tokens)
 
 
+@pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("model", ["tiny-qwen3next-Q4_K_M", "tiny-qwen3-Q8_0", HYBRID_MODELS[0]])
+def test_quantized_pages_keep_the_promise(fresh: Fresh, model: str, kv_type: str) -> None:
+    """Keys and values are rounded when they are written, whether or not somebody resumes: a resumed answer has the bits of a cold
+    one, in one piece or in many, beside others, on every instruction set. And they are rounded: f16 gives other bits."""
+    tokens = prompt(130)
+    control = bits(fresh(model, kv_type=kv_type).ask(tokens, 6, params=GREEDY))
+    assert control != solo(fresh, model, tokens)
+    assert bits(fresh(model, kv_type=kv_type, max_step_tokens=7).ask(tokens, 6, params=GREEDY)) == control
+    for level in available_levels():
+        driver = fresh(model, kv_type=kv_type, level=level)
+        driver.ask(tokens[:77], 0)
+        answers = [driver.submit(tokens, 6, params=GREEDY), driver.submit(prompt(50, seed=2), 6, params=GREEDY)]
+        driver.run()
+        assert answers[0].cached == 77
+        assert not answers[0].end.cache.lossy
+        assert bits(answers[0]) == control
+
+
 @pytest.mark.parametrize("model", ALL_MODELS)
 def test_resumed_behind_an_answer(fresh: Fresh, model: str) -> None:
     """A state made by decoding equals the one a cold prefill of the same text makes."""

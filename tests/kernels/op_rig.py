@@ -101,7 +101,8 @@ class OpRig:
     def poison(self) -> None:
         """NaN everywhere: memory that was not written must not matter."""
         for slab in (self.caches.kv, self.caches.rows, self.caches.snapshots):
-            self.backend.write(slab, np.full_like(self.backend.read(slab), np.nan))
+            there = self.backend.read(slab)  # bytes are those of blocks, whose scales get NaN
+            self.backend.write(slab, np.full_like(there, 0xFF if there.dtype == np.uint8 else np.nan))
 
     def hidden(self, width: int) -> tuple[Any, Float64]:
         """A random residual stream [T, width] in the backend, and its values."""

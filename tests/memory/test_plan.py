@@ -28,6 +28,8 @@ def test_sizes_of_a_published_model() -> None:
     """24 KiB of keys and values per token in f16; a state of 36 x (32 x 128 x 128 + 3 x 8192) + 2048 floats."""
     assert NEXT.kv_bytes_per_token == 12 * 2 * 2 * 256 * 2
     assert replace(NEXT, kv_type="f32").kv_bytes_per_token == 2 * NEXT.kv_bytes_per_token
+    assert replace(NEXT, kv_type="q8_0").kv_bytes_per_token == 12 * 2 * 2 * 8 * 34  # GGUF's blocks of 32
+    assert replace(NEXT, kv_type="q4_0").kv_bytes_per_token == 12 * 2 * 2 * 8 * 18
     assert NEXT.state_bytes == 4 * (36 * (32 * 128 * 128 + 3 * 8192) + 2048)
     assert NEXT.hybrid
     assert not replace(NEXT, num_delta_layers=0).hybrid

@@ -1,5 +1,7 @@
 """Pages, live rows and snapshots as three slabs that the C kernels work on."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -7,7 +9,8 @@ from svc.compute.cpu import structs
 from svc.errors import ModelFileError
 from svc.memory.plan import MemoryPlan
 
-KV_DTYPES: dict[str, type[np.floating]] = {"f32": np.float32, "f16": np.float16}
+KV_DTYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "q8_0": np.uint8, "q4_0": np.uint8}
+KV_TYPES = ("f32", "f16", "q8_0", "q4_0")  # as in csrc/runtime.h
 STATE_ORDER = "kv"  # inner order of a head's recurrent state: key dimension, then value dimension
 LANES = 16
 SNAPSHOT_TYPES = ("f32", "bf16", "q8")  # as in csrc/runtime.h
@@ -25,14 +28,14 @@ class CpuCaches:
                 raise ModelFileError(f"the model's {name} is {size}, but the cpu device needs a multiple of {LANES}")
         assert layout.page_tokens % LANES == 0, f"page_tokens={layout.page_tokens}: tiles of {LANES} keys must not cross pages"
         self.plan = plan
-        self.kv: NDArray[np.floating] = np.empty((plan.num_pages, layout.page_elements), KV_DTYPES[layout.kv_type])
+        self.kv: NDArray[Any] = np.empty((plan.num_pages, layout.page_elements), KV_DTYPES[layout.kv_type])
         self.rows = np.empty((plan.num_rows, layout.state_elements), np.float32)
         self.snapshots = np.empty((plan.num_snapshots, layout.snapshot_elements), np.float32)
-        self.host_kv: NDArray[np.floating] = np.empty((plan.num_host_pages, layout.page_elements), KV_DTYPES[layout.kv_type])
+        self.host_kv: NDArray[Any] = np.empty((plan.num_host_pages, layout.page_elements), KV_DTYPES[layout.kv_type])
         self.host_snapshots = np.empty((plan.num_host_snapshots, layout.snapshot_elements), np.float32)
         if poison:
             for slab in (self.kv, self.rows, self.snapshots, self.host_kv, self.host_snapshots):
-                slab.fill(np.nan)
+                slab.view(np.uint8).fill(0xFF)  # NaN in every type
         self.slabs = structs.fill(
             structs.CacheSlabs,
             self,
@@ -47,6 +50,7 @@ class CpuCaches:
             snapshot_type=SNAPSHOT_TYPES.index(layout.snapshot_type),
             **{name: getattr(layout, name) for name in ("conv_elements", "num_delta_layers", "num_value_heads")},
             **{name: getattr(layout, name) for name in ("key_dim", "value_dim")},
-            kv_is_half=layout.kv_type == "f16",
+            kv_type=KV_TYPES.index(layout.kv_type),
+            kv_row_elements=layout.kv_row_elements,
             page_tokens=layout.page_tokens,
         )

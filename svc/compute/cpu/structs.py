@@ -40,7 +40,7 @@ class CacheSlabs(ctypes.Structure):
         *_fields(Long, "page_elements state_elements hidden_offset"),
         *_fields(Long, "snapshot_elements snapshot_layer_words snapshot_scales_offset snapshot_conv_offset snapshot_hidden_offset"),
         *_fields(Long, "conv_elements"),
-        *_fields(Int, "kv_is_half page_tokens snapshot_type num_delta_layers num_value_heads key_dim value_dim"),
+        *_fields(Int, "kv_type kv_row_elements page_tokens snapshot_type num_delta_layers num_value_heads key_dim value_dim"),
     ]
 
 

@@ -24,22 +24,30 @@ LOG2_E = math.log2(math.e)
 
 
 class KvType(Enum):
-    """Element types of KV pages, by their names in memory/layout.py. Q8_0 is planned: pages of int8 with a scale per 32."""
+    """Types of KV pages, by their names in memory/layout.py."""
 
     F16 = "f16"
     F32 = "f32"
     Q8_0 = "q8_0"
+    Q4_0 = "q4_0"
 
     @property
-    def spelling(self) -> str:
-        """The C type of an element."""
+    def defines(self) -> dict[str, int | str]:
+        """The -D names that cuda_src/include/kv_pages.cuh reads: the C type of an element, and the bits of a number in blocks."""
         match self:
             case KvType.F16:
-                return "__half"
+                return {"KV": "__half"}
             case KvType.F32:
-                return "float"
+                return {"KV": "float"}
             case KvType.Q8_0:
-                raise NotImplementedError("there are no kernels for q8_0 pages yet")
+                return {"KV": "u8", "KV_BITS": 8}
+            case KvType.Q4_0:
+                return {"KV": "u8", "KV_BITS": 4}
+
+    @property
+    def wide(self) -> bool:
+        """Whether a number takes two halves in shared memory."""
+        return self is not KvType.F16
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +157,7 @@ def prefill_geometry(arch: int, head_dim: int, kv: KvType) -> _Geometry:
 
     float16 pages and heads of 256 take 99 KiB: all that sm_86 and sm_120 have, two blocks on sm_90. sm_75 has 64 KiB.
     """
-    wide = kv is KvType.F32
+    wide = kv.wide
     warps, keys = (2, 16) if wide else (4, 32)
     if arch < 80:
         warps, keys = warps // 2, 16
@@ -158,7 +166,7 @@ def prefill_geometry(arch: int, head_dim: int, kv: KvType) -> _Geometry:
 
 def decode_geometry(arch: int, head_dim: int, kv: KvType) -> _Geometry:
     """A tile of 16 keys for each warp, 16 queries for all. Four warps with heads of 256 have 68 KB in flight."""
-    wide = kv is KvType.F32
+    wide = kv.wide
     warps, keys = (2 if wide else 4), 16
     if arch < 80:
         warps //= 2
@@ -230,7 +238,7 @@ class _Call:
         return LOG2_E / math.sqrt(self.layer.head_dim)
 
     def defines(self, geometry: _Geometry | None = None) -> dict[str, int | str]:
-        sizes: dict[str, int | str] = {"HEAD_DIM": self.layer.head_dim, "KV": self.kv_type.spelling}
+        sizes: dict[str, int | str] = {"HEAD_DIM": self.layer.head_dim, **self.kv_type.defines}
         return sizes | ({"WARPS": geometry.warps, "KEYS": geometry.keys} if geometry else {})
 
     def write_pages(self) -> None:

@@ -9,7 +9,7 @@ from svc.compute.cuda.delta_core import DeltaStates
 from svc.compute.cuda.device import Device
 from svc.memory.plan import MemoryPlan
 
-KV_DTYPES: dict[str, type[np.floating]] = {"f32": np.float32, "f16": np.float16}
+KV_DTYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "q8_0": np.uint8, "q4_0": np.uint8}
 
 
 class CudaCaches:

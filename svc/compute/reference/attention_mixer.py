@@ -9,10 +9,13 @@ The rotation turns dimension j with j + R / 2 (R = rotary_dims), or 2 j with 2 j
 position * base^(-2 j / R); dimensions from R on stay.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.reference.caches import ReferenceCaches
+from svc.compute.reference.kv_pages import pack_rows, unpack_rows
 from svc.compute.reference.math import Float32, rms_norm, sigmoid, softmax
 from svc.compute.reference.weights import ReferenceWeight
 from svc.compute.step_inputs import StepInputs
@@ -62,9 +65,10 @@ def _write_pages(key: Float32, value: Float32, layer: AttentionWeights, inputs: 
     sequence_of = np.repeat(np.arange(inputs.num_sequences), np.diff(inputs.cu_seqlens))
     page, slot = np.divmod(inputs.positions, caches.plan.layout.page_tokens)
     pages = inputs.block_table[sequence_of, page]
-    # Two index arrays around a slice: numpy puts the token axis first, [T, H_kv, D].
-    caches.keys(layer.index)[pages, :, slot] = key
-    caches.values(layer.index)[pages, :, slot] = value
+    # Two index arrays around a slice: numpy puts the token axis first, [T, H_kv, elements of a row].
+    kv_type = caches.plan.layout.kv_type
+    caches.keys(layer.index)[pages, :, slot] = pack_rows(key, kv_type)
+    caches.values(layer.index)[pages, :, slot] = pack_rows(value, kv_type)
 
 
 def _attend(query: Float32, layer: AttentionWeights, inputs: StepInputs, caches: ReferenceCaches) -> Float32:
@@ -84,11 +88,9 @@ def _attend(query: Float32, layer: AttentionWeights, inputs: StepInputs, caches:
     return out.reshape(query.shape)
 
 
-def _context(
-    caches: ReferenceCaches, block: NDArray[np.floating], sequence: int, num_positions: int, inputs: StepInputs
-) -> Float32:
+def _context(caches: ReferenceCaches, block: NDArray[Any], sequence: int, num_positions: int, inputs: StepInputs) -> Float32:
     """One sequence's rows of a K or V block, in order of position: [H_kv, num_positions, D] float32."""
     num_pages = -(-num_positions // caches.plan.layout.page_tokens)
-    pages = block[inputs.block_table[sequence, :num_pages]]  # [pages, H_kv, P, D]
+    pages = block[inputs.block_table[sequence, :num_pages]]  # [pages, H_kv, P, elements of a row]
     rows = pages.swapaxes(0, 1).reshape(pages.shape[1], -1, pages.shape[3])
-    return rows[:, :num_positions].astype(np.float32)
+    return unpack_rows(rows[:, :num_positions], caches.plan.layout.kv_type)

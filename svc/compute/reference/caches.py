@@ -3,14 +3,16 @@
 A recurrent state is stored as in the formulas, S[k][v] per value head. Fresh memory is NaN, which reveals reads before writes.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from svc.compute.reference.kv_pages import fresh_pages
 from svc.compute.reference.math import Float32
 from svc.compute.reference.snapshot_cells import pack, unpack
 from svc.memory.plan import MemoryPlan
 
-KV_DTYPES: dict[str, type[np.floating]] = {"f32": np.float32, "f16": np.float16}
 STATE_ORDER = "kv"  # inner order of a head's recurrent state: key dimension, then value dimension
 
 
@@ -20,17 +22,17 @@ class ReferenceCaches:
     def __init__(self, plan: MemoryPlan) -> None:
         layout = plan.layout
         self.plan = plan
-        self.kv: NDArray[np.floating] = np.full((plan.num_pages, layout.page_elements), np.nan, KV_DTYPES[layout.kv_type])
+        self.kv = fresh_pages(plan.num_pages, layout.page_elements, layout.kv_type)
         self.rows: Float32 = np.full((plan.num_rows, layout.state_elements), np.nan, np.float32)
         self.snapshots: Float32 = np.full((plan.num_snapshots, layout.snapshot_elements), np.nan, np.float32)
-        self.host_kv: NDArray[np.floating] = np.full((plan.num_host_pages, layout.page_elements), np.nan, KV_DTYPES[layout.kv_type])
+        self.host_kv = fresh_pages(plan.num_host_pages, layout.page_elements, layout.kv_type)
         self.host_snapshots: Float32 = np.full((plan.num_host_snapshots, layout.snapshot_elements), np.nan, np.float32)
 
-    def keys(self, layer: int) -> NDArray[np.floating]:
-        """View [num_pages, H_kv, P, D] of an attention layer's keys."""
+    def keys(self, layer: int) -> NDArray[Any]:
+        """View [num_pages, H_kv, P, elements of a row] of an attention layer's keys, in the pages' type."""
         return self._kv_block(self.plan.layout.key_offset(layer))
 
-    def values(self, layer: int) -> NDArray[np.floating]:
+    def values(self, layer: int) -> NDArray[Any]:
         layout = self.plan.layout
         return self._kv_block(layout.key_offset(layer) + layout.kv_block_elements)
 
@@ -78,10 +80,10 @@ class ReferenceCaches:
         layout = self.plan.layout
         return slab[:, start : start + layout.conv_elements].reshape(-1, layout.conv_rows, layout.conv_channels, copy=False)
 
-    def _kv_block(self, start: int) -> NDArray[np.floating]:
+    def _kv_block(self, start: int) -> NDArray[Any]:
         layout = self.plan.layout
         block = self.kv[:, start : start + layout.kv_block_elements]
-        return block.reshape(-1, layout.num_kv_heads, layout.page_tokens, layout.head_dim, copy=False)
+        return block.reshape(-1, layout.num_kv_heads, layout.page_tokens, layout.kv_row_elements, copy=False)
 
 
 def copy_pages(caches: ReferenceCaches, pairs: NDArray[np.int32]) -> None:

@@ -5,6 +5,7 @@
  * softmax from tile to tile; segments are merged in rising order. Scores are canonical dot products over the head dimension, a value
  * column sums keys in rising order. Positions beyond p are never read (fresh pages may hold NaN). */
 #include "attention_tile.h"
+#include "kv_pages.h"
 #include "matmul.h"
 #include "ops.h"
 
@@ -71,35 +72,7 @@ static void norm_and_turn(const attention_job *j, int token, const float *head, 
 ALWAYS_INLINE size_t cache_row(const attention_job *j, int sequence, int position, int kv_head) {
     int page = j->in->block_table[(size_t)sequence * (size_t)j->in->max_pages + (size_t)(position / j->c->page_tokens)];
     size_t row = (size_t)kv_head * (size_t)j->c->page_tokens + (size_t)(position % j->c->page_tokens);
-    return (size_t)page * (size_t)j->c->page_elements + j->layer_offset + row * (size_t)j->l->head_dim;
-}
-
-static void write_row(const attention_job *j, size_t place, const float *values) {
-    int n = j->l->head_dim;
-    if (j->c->kv_is_half) {
-        uint16_t *target = (uint16_t *)j->c->kv + place;
-        for (int i = 0; i < n; i += LANES) {
-            v_store_half(target + i, v_load(values + i));
-        }
-    } else {
-        memcpy((float *)j->c->kv + place, values, (size_t)n * sizeof *values);
-    }
-}
-
-/* Sixteen values at a time, `stride` floats apart in `values`. */
-static void read_row(const attention_job *j, size_t place, float *values, size_t stride) {
-    int n = j->l->head_dim;
-    if (j->c->kv_is_half) {
-        const uint16_t *source = (const uint16_t *)j->c->kv + place;
-        for (int i = 0; i < n; i += LANES, values += stride) {
-            v_store(values, v_load_half(source + i));
-        }
-    } else {
-        const float *source = (const float *)j->c->kv + place;
-        for (int i = 0; i < n; i += LANES, values += stride) {
-            v_store(values, v_load(source + i));
-        }
-    }
+    return (size_t)page * (size_t)j->c->page_elements + j->layer_offset + row * (size_t)j->c->kv_row_elements;
 }
 
 static void prepare_task(void *context, int token, int worker) {
@@ -123,8 +96,8 @@ static void prepare_task(void *context, int token, int worker) {
         add_bias(key, bias_of(l->key_bias, h, dim), dim);
         add_bias(value, bias_of(l->value_bias, h, dim), dim);
         norm_and_turn(j, token, key, l->key_norm, buffer);
-        write_row(j, place, buffer);
-        write_row(j, place + j->values_offset, value);
+        kv_write_row(j->c, place, buffer, l->head_dim);
+        kv_write_row(j->c, place + j->values_offset, value, l->head_dim);
     }
 }
 
@@ -167,7 +140,7 @@ static block_scratch carve(const attention_job *j, int worker) {
 static void attend_segment(const attention_job *j, const struct block *b, int kv_head, int segment, const block_scratch *s) {
     const attention_layer *l = j->l;
     int group = l->num_heads / l->num_kv_heads, last = j->in->positions[b->first + b->count - 1];
-    size_t dim = (size_t)l->head_dim;
+    size_t dim = (size_t)l->head_dim, row = (size_t)j->c->kv_row_elements;
     for (int q = 0; q < b->count * group; q++) {
         s->sum_states[q] = nothing;
         memset(s->sums + (size_t)q * dim, 0, dim * sizeof(float));
@@ -177,8 +150,8 @@ static void attend_segment(const attention_job *j, const struct block *b, int kv
         int present = min_int(TILE, end - start);
         size_t place = cache_row(j, b->sequence, start, kv_head); /* a tile is inside one page, its rows contiguous */
         for (int i = 0; i < present; i++) {
-            read_row(j, place + (size_t)i * dim, s->keys + i * LANES, TILE * LANES);
-            read_row(j, place + (size_t)i * dim + j->values_offset, s->values + (size_t)i * dim, LANES);
+            kv_read_row(j->c, place + (size_t)i * row, s->keys + i * LANES, TILE * LANES, l->head_dim);
+            kv_read_row(j->c, place + (size_t)i * row + j->values_offset, s->values + (size_t)i * dim, LANES, l->head_dim);
         }
         for (int q = 0; q < b->count * group; q++) {
             int token = b->first + q / group, head = kv_head * group + q % group;
@@ -332,7 +305,7 @@ EXPORT int hr_attention_mixer(runtime *rt, float *hidden, const attention_layer 
     j.query_width = l->head_dim * (l->gated ? 2 : 1);
     j.query_ld = (size_t)(l->num_heads * j.query_width);
     j.kv_ld = (size_t)l->num_kv_heads * dim;
-    j.values_offset = j.kv_ld * (size_t)c->page_tokens;
+    j.values_offset = (size_t)l->num_kv_heads * (size_t)c->page_tokens * (size_t)c->kv_row_elements;
     j.layer_offset = (size_t)l->index * 2 * j.values_offset;
     j.result_ld = (size_t)l->num_heads * dim;
     float *normed = arena_floats(rt, tokens * ld);

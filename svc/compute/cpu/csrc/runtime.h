@@ -23,6 +23,7 @@ typedef struct { /* svc/compute/step_inputs.py */
     int32_t num_tokens, num_sequences, max_pages, num_captures, rope_pairs;
 } step_inputs;
 
+enum { KV_F32, KV_F16, KV_Q8_0, KV_Q4_0 };
 enum { SNAPSHOT_F32, SNAPSHOT_BF16, SNAPSHOT_Q8 };
 
 typedef struct { /* svc/memory/layout.py */
@@ -33,7 +34,7 @@ typedef struct { /* svc/memory/layout.py */
     int64_t snapshot_scales_offset, snapshot_conv_offset;         /* in a layer's part, behind its recurrent state */
     int64_t snapshot_hidden_offset;
     int64_t conv_elements;                                        /* of one DeltaNet layer */
-    int32_t kv_is_half, page_tokens, snapshot_type, num_delta_layers, num_value_heads, key_dim, value_dim;
+    int32_t kv_type, kv_row_elements, page_tokens, snapshot_type, num_delta_layers, num_value_heads, key_dim, value_dim;
 } caches;
 
 typedef struct {

@@ -7,8 +7,6 @@
 
 #include "runtime.h"
 
-#define ROUND_TO_INT 12582912.0f /* 1.5 * 2^23: a number below 2^22 added to it is rounded to a whole one */
-
 typedef struct { /* columns [column, column + width) of a value head */
     int head, column;
 } panel_place;
@@ -52,7 +50,7 @@ static inline void pack_columns(int8_t *to, size_t ld_to, float *scales, const f
     for (int k = 0; k < rows; k++) {
         for (int i = 0; i < LANES; i++) {
             float value = bits_to_float(float_to_bits(from[(size_t)k * ld + (size_t)i]) & used[i]);
-            to[(size_t)k * ld_to + (size_t)i] = (int8_t)(float_to_bits(value * inverse[i] + ROUND_TO_INT) - 0x4b400000u);
+            to[(size_t)k * ld_to + (size_t)i] = (int8_t)(float_to_bits(value * inverse[i] + MAGIC) - MAGIC_BITS);
         }
     }
 }
