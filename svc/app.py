@@ -326,6 +326,7 @@ def _service(config: Config, loaded: LoadedModel, engine: Engine, metrics: Metri
         keep_alive_s=config.keep_alive_s,
         show_slots=config.slots_endpoint,
         show_prompts=config.slots_prompt_text,
+        isolate_keys=config.isolate_keys,
         prefill_assistant=config.prefill_assistant,
         mask_headers=config.mask_headers,
     )

@@ -21,6 +21,10 @@ class DiskSettings(ChatSettings, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=1)],
         Meta(description="disk space for cache_dir; what was of use least recently goes first", extra={"size": True}),
     ] = 16 << 30
+    isolate_keys: Annotated[
+        bool,
+        Meta(description="the holders of named API keys share nothing of the cache; then all their text is in memory only"),
+    ] = False
     pin_bytes: Annotated[
         Annotated[int, Meta(ge=0)] | Literal["auto"],
         Meta(

@@ -11,6 +11,7 @@ from svc.errors import RequestError
 from svc.http.answer import MAX_UNREAD_BYTES, Answer, AnswerBuffer
 from svc.http.answer_rules import FREE, AnswerRules
 from svc.http.cache_report import owner_of, report_out
+from svc.http.cache_salt import space_of
 from svc.http.inbox import Inbox
 from svc.http.options import GenerationOptions
 from svc.http.rate_limits import Tenant
@@ -110,6 +111,7 @@ class Generation:
             tenant=self._tenant_name,
             queue_share=self._queue_share,
             owner=owner_of(self._tenant_name, all_shown=service.show_prompts),
+            space=space_of(options.cache_salt, self._tenant_name, isolated=service.isolate_keys),
             on_token=answer.on_token,
             slot=options.slot,
             progress=options.stream and (options.return_progress or options.timings_per_token),

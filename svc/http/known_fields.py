@@ -224,8 +224,8 @@ KNOWN_FIELDS: tuple[Known, ...] = (
 
     # -- cache and service
     *_refused(ANSWERS, only(0, -1), "n_keep"),  # of a context that is shifted when it is full: here it ends the answer
-    *_done(ANSWERS, "cache_prompt"),
-    *_refused(ANSWERS, only(""), "cache_salt", "extra_key"),  # they ask that a cached prefix be shared with nobody
+    *_done(ANSWERS, "cache_prompt", "cache_salt"),
+    *_refused(ANSWERS, only(""), "extra_key"),  # it asks that a cached prefix be shared with nobody
     Known("id_slot", done=MANY),  # the number under which it can be saved; any slot computes it
     *_harmless("n_discard", "n_cache_reuse", "prompt_cache_key", "prompt_cache_retention"),
     *_harmless("prompt_cache_options", "user", "metadata", "store", "safety_identifier", "service_tier", "priority", "request_id"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from svc.compute.sampling.params import SamplingParams
 from svc.errors import RequestError
+from svc.http.cache_salt import cache_salt
 from svc.http.fields import (
     bad_words,
     integer,
@@ -63,6 +64,7 @@ class GenerationOptions:
     include_usage: bool = False  # in a stream; a whole answer always has it
     return_token_ids: bool = False
     cache_report: bool = False
+    cache_salt: str = ""  # only requests with the same one share what is known
     return_progress: bool = False  # in a stream: of the prompt
     timings_per_token: bool = False  # in a stream: with every event
     verbose: bool = False  # llama-server's whole form beside OpenAI's
@@ -196,6 +198,7 @@ def _options(
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         return_token_ids=bool(body.return_token_ids),
         cache_report=bool(body.cache_report),
+        cache_salt=cache_salt(body.cache_salt),
         return_progress=bool(body.return_progress),
         timings_per_token=bool(body.timings_per_token),
         verbose=bool(body.verbose),

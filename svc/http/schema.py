@@ -86,6 +86,7 @@ class AnswerIn(Struct, kw_only=True):
     structured_outputs: JsonObject | None = None
     cache_prompt: bool | None = None
     cache_report: bool | None = None
+    cache_salt: str | None = None
     sse_ping_interval: float | None = None
 
 

@@ -109,6 +109,7 @@ class Service:
     max_body_bytes: int
     keep_alive_s: float = 5.0
     show_slots: bool = True  # whether /slots answers
+    isolate_keys: bool = False  # whether the holders of keys share nothing of the cache
     show_prompts: bool = False  # whether /slots may tell what people wrote
     answer_format: AnswerFormat = NO_FORMAT
     answers: AnswerSettings = AnswerSettings()

@@ -22,6 +22,7 @@ class ResumePoint:
     walk: Walk | None = field(default=None, compare=False, repr=False)  # None: nothing is known
     pages: Pages | None = field(default=None, compare=False, repr=False)  # of [0, position), with `walk`
     version: int = field(default=-1, compare=False, repr=False)  # of the tree when this was found
+    space: str = ""  # of the tree, in which it was found
 
 
 COLD = ResumePoint(position=0, snapshot=None, matched_tokens=0)
@@ -122,6 +123,7 @@ class Lease:
     tokens: TokenSource  # of the sequence: read when something is published
     serial: int  # its name as a writer of pages
     owner: str  # whose text it is; empty: not known
+    space: str  # of the tree, in which it publishes
     shared_page: int | None  # index of the partial page it must copy or steal before its first write
     snapshot: SnapshotRef | None  # pinned until the restore is done
     anchor: SnapshotRef | None  # deepest snapshot known on its path: where walks of the tree begin

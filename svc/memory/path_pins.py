@@ -1,7 +1,7 @@
 """Pins of published snapshots: with a snapshot the pages are pinned that a resume there reads."""
 
 from svc.memory.page_pool import PagePool, Pages
-from svc.memory.prefix_tree import PrefixTree
+from svc.memory.prefix_tree import Node, PrefixTree
 from svc.memory.snapshot_ring import SnapshotRef, SnapshotRing
 from svc.memory.tokens import TokenArray
 
@@ -20,9 +20,9 @@ class PathPins:
         if self._ring.pin(ref) and self._ring.is_published(ref):
             self.pin_path(ref.snapshot_id)
 
-    def pin_at(self, tokens: TokenArray) -> SnapshotRef | None:
+    def pin_at(self, tokens: TokenArray, root: Node) -> SnapshotRef | None:
         """Pins the published snapshot after exactly these tokens, or None when there is none."""
-        node = self._tree.deepest_snapshot(self._tree.walk(tokens))
+        node = self._tree.deepest_snapshot(self._tree.walk(tokens, root))
         if node is None or node.snapshot_id is None or node.end != len(tokens):
             return None
         ref = self._ring.ref(node.snapshot_id)

@@ -20,7 +20,7 @@ import numpy as np
 
 from svc.memory.page_pool import PagePool, Pages
 from svc.memory.snapshot_ring import SnapshotRing
-from svc.memory.tokens import TokenArray, common_prefix
+from svc.memory.tokens import TokenArray, common_prefix, edge
 
 TOKEN_BYTES = 4
 KEPT_EVERY = 64  # nodes of a path after which the pages of the path are kept: what is looked at again is at most these
@@ -30,7 +30,7 @@ KEPT_EVERY = 64  # nodes of a path after which the pages of the path are kept: w
 class Node:
     """One edge, its pages and its snapshot. Only PrefixTree changes it."""
 
-    parent: "Node | None"  # None: the root, which has no tokens
+    parent: "Node | None"  # None: a root, which has no tokens
     start: int
     tokens: TokenArray  # [end - start], never empty except in the root
     data: bytearray  # the same, to compare with at once (with any buffer, without a copy of that)
@@ -41,7 +41,7 @@ class Node:
     leaf_index: int  # its index in PrefixTree.leaves, -1 for inner nodes
     resident: int  # leading pages that may be on the device; a page behind can be too, if a neighbour shares it
     whole_pages: Pages | None = None  # all of its path but that of a partial last tile; kept at some nodes (_path_pages)
-    owner: str = ""  # whose text the edge is, if one's alone (other_text.py)
+    owner: str = ""  # whose text the edge is, if one's alone (other_text.py); of a root: its space
 
     @property
     def end(self) -> int:
@@ -77,7 +77,8 @@ class PrefixTree:
         self._pool = pool
         self._ring = ring
         self._page_tokens = pool.page_tokens
-        self._root = Node(None, 0, np.zeros(0, np.int32), bytearray(), np.zeros(0, np.int32), {}, None, 0.0, -1, 0)
+        self._root = _root_of("")
+        self._roots = {"": self._root}  # by space; others than the first only while there is something below
         self._node_of_snapshot: dict[int, Node] = {}
 
     def __repr__(self) -> str:
@@ -106,6 +107,10 @@ class PrefixTree:
             matched = end
             node = child
         return Walk(base, path, matched)
+
+    def root(self, space: str) -> Node:
+        """Where walks of a space begin. Texts of two spaces have nothing in common, however equal they are."""
+        return self._roots.get(space) or _root_of(space)
 
     def deepest_snapshot(self, walk: Walk) -> Node | None:
         """The deepest node at or above the end of the walk that is matched to its end and has a snapshot."""
@@ -151,8 +156,8 @@ class PrefixTree:
         return self._node_of_snapshot
 
     def nodes(self) -> Iterator[Node]:
-        """All nodes but the root."""
-        pending = list(self._root.children.values())
+        """All nodes but the roots."""
+        pending = [node for root in self._roots.values() for node in root.children.values()]
         while pending:
             node = pending.pop()
             pending.extend(node.children.values())
@@ -171,10 +176,10 @@ class PrefixTree:
         """
         return self._insert(self.walk(tokens, base), tokens, pages, now, owner)
 
-    def insert_pages(self, tokens: TokenArray, pages: Pages, now: float, owner: str = "") -> None:
+    def insert_pages(self, tokens: TokenArray, pages: Pages, now: float, owner: str = "", base: Node | None = None) -> None:
         """Attention-only: makes all of `tokens` known without a snapshot. `pages` covers them."""
         assert not self.hybrid, "pages of a hybrid model need a snapshot"
-        walk = self.walk(tokens)
+        walk = self.walk(tokens, base)
         self.touch(walk, now)
         if walk.matched < len(tokens):
             self._insert(walk, tokens, pages, now, owner)
@@ -225,7 +230,7 @@ class PrefixTree:
             return self.drop_leaf(leaf)
         snapshot_id = None if leaf.snapshot_id is None else self._take_snapshot(leaf)
         end = (leaf.start // self._page_tokens + keep) * self._page_tokens
-        leaf.tokens, leaf.data = _edge(leaf.tokens[: end - leaf.start])
+        leaf.tokens, leaf.data = edge(leaf.tokens[: end - leaf.start])
         self._pool.drop_references(leaf.pages[keep:])
         leaf.pages = leaf.pages[:keep]
         leaf.whole_pages = None
@@ -340,12 +345,14 @@ class PrefixTree:
         first = start // size
         own = pages[first : -(-end // size)].copy()
         assert len(own) == -(-end // size) - first, f"{len(pages)} pages do not cover {end} tokens"
-        leaf = Node(base, start, *_edge(tokens[start:]), own, {}, None, now, -1, len(own), owner=owner)
+        leaf = Node(base, start, *edge(tokens[start:]), own, {}, None, now, -1, len(own), owner=owner)
         self._pool.add_references(own)
         self._pool.seal_whole(own[: end // size - first])
         if end % size:
             self._pool.seal(int(own[-1]), end % size)
         base.children[int(leaf.tokens[0])] = leaf
+        if base.parent is None:
+            self._roots[base.owner] = base
         self.num_nodes += 1
         self.version += 1
         self._unlist(base)
@@ -361,11 +368,11 @@ class PrefixTree:
         offset, num_upper = position - node.start, position // size - node.start // size
         resident = min(node.resident, num_upper)
         upper_pages = node.pages[:num_upper].copy()
-        upper = Node(parent, node.start, *_edge(node.tokens[:offset]), upper_pages, {}, None, node.last_use, -1, resident)
+        upper = Node(parent, node.start, *edge(node.tokens[:offset]), upper_pages, {}, None, node.last_use, -1, resident)
         upper.owner = node.owner
         parent.children[int(upper.tokens[0])] = upper
         upper.children[int(node.tokens[offset])] = node
-        node.tokens, node.data = _edge(node.tokens[offset:])
+        node.tokens, node.data = edge(node.tokens[offset:])
         node.parent, node.start, node.pages = upper, position, node.pages[num_upper:].copy()
         node.resident = max(node.resident - num_upper, 0)
         self.num_nodes += 1
@@ -395,7 +402,7 @@ class PrefixTree:
         node.parent.children[int(node.tokens[0])] = child
         child.resident = shared + child.resident if child.resident else min(node.resident, shared)
         child.pages = np.concatenate([node.pages[:shared], child.pages])
-        child.tokens, child.data = _edge(np.concatenate([node.tokens, child.tokens]))
+        child.tokens, child.data = edge(np.concatenate([node.tokens, child.tokens]))
         child.parent, child.start = node.parent, node.start
         child.owner = child.owner if child.owner == node.owner else ""
         self.num_nodes -= 1
@@ -413,6 +420,8 @@ class PrefixTree:
         self._pool.drop_references(leaf.pages)
         if not parent.children and parent.parent is not None:
             self._list(parent)
+        elif not parent.children and parent.owner:
+            del self._roots[parent.owner]
         self._tidy(parent)
 
     def _take_snapshot(self, node: Node) -> int:
@@ -436,9 +445,5 @@ class PrefixTree:
         node.leaf_index = -1
 
 
-def _edge(tokens: TokenArray) -> tuple[TokenArray, bytearray]:
-    """A copy of some tokens as an edge keeps them: an array that is a view of bytes."""
-    data = bytearray(tokens.data.cast("B"))
-    array = np.frombuffer(data, np.int32)
-    array.setflags(write=False)
-    return array, data
+def _root_of(space: str) -> Node:
+    return Node(None, 0, np.zeros(0, np.int32), bytearray(), np.zeros(0, np.int32), {}, None, 0.0, -1, 0, owner=space)

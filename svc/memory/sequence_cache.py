@@ -75,27 +75,29 @@ class SequenceCache:
         """Grows with every change that can make `match` answer differently."""
         return self._tree.version
 
-    def match(self, tokens: TokenIds, before: ResumePoint | None = None) -> ResumePoint:
+    def match(self, tokens: TokenIds, before: ResumePoint | None = None, space: str = "") -> ResumePoint:
         """The deepest point at which `tokens` can resume. Changes nothing.
 
-        `before`: what it was earlier. Where that snapshot is still there, only tokens behind it are compared again.
+        `before`: what it was earlier: if that is there, only tokens behind it are compared. `space`: whose texts are looked up.
 
         Hybrid: the deepest published snapshot on the path. Attention-only: the whole common prefix, except that the last token is
         evaluated again when no snapshot (of its hidden row) is at exactly len(tokens). The tier does not matter.
         """
         known = self._node_of(before.snapshot) if before is not None and self._hybrid else None
-        walk = self._tree.walk(token_array(tokens), known)
+        walk = self._tree.walk(token_array(tokens), known or self._tree.root(space))
         node = self._tree.deepest_snapshot(walk)
         position = node.end if node is not None else 0
         if not self._hybrid and position < len(tokens):
             position, node = min(walk.matched, len(tokens) - 1), None
         snapshot = None if node is None or node.snapshot_id is None else self._ring.ref(node.snapshot_id)
         position = max(position, 0)
-        return ResumePoint(position, snapshot, walk.matched, walk, self._tree.pages(walk, position), self._tree.version)
+        return ResumePoint(position, snapshot, walk.matched, walk, self._tree.pages(walk, position), self._tree.version, space)
 
-    def open(self, tokens: TokenIds | TokenSource, resume: ResumePoint, now: float, owner: str = "") -> Lease | None:
+    def open(
+        self, tokens: TokenIds | TokenSource, resume: ResumePoint, now: float, owner: str = "", space: str = ""
+    ) -> Lease | None:
         """Takes a state row and pins the shared pages and the snapshot. None, and nothing pinned, when no row is free, or not
-        enough pages on the device for those that must come from the host. `owner`: whose text it is.
+        enough pages on the device for those that must come from the host. `owner`: whose text it is. `space`: as in `match`.
 
         Raises StaleSnapshotError when `resume` is no longer true; match again. Opening right after matching is always safe.
         """
@@ -124,7 +126,8 @@ class SequenceCache:
         for page in absent:
             self._arriving[page] = self._moves.add(MoveKind.PAGE_IN, *self._pool.move_in(page))
         table = BlockTable(size, pages, self._pool.places_of(pages))
-        lease = Lease(row, resume.position, table, source, next(self._serials), owner, shared, resume.snapshot, resume.snapshot)
+        start, ref, serial = resume.position, resume.snapshot, next(self._serials)
+        lease = Lease(row, start, table, source, serial, owner, space, shared, ref, ref)
         self._leases[lease.serial] = lease
         if resume.snapshot is not None:
             lease.trail.append(resume.snapshot)
@@ -268,7 +271,7 @@ class SequenceCache:
         Where the fault came from is not known, and a snapshot kept would fail every request on that prefix for ever. An
         attention-only model cannot tell which of its pages are at fault and forgets all of them.
         """
-        self.transfers.distrust(lease.tokens.array)
+        self.transfers.distrust(lease.tokens.array, lease.space)
         if not self._hybrid:
             self.clear()
         for ref in lease.trail:
@@ -287,9 +290,9 @@ class SequenceCache:
         """Keeps a snapshot (reserved or published), and once published its pages, from eviction. Counted."""
         self._pins.pin(ref)
 
-    def pin_at(self, tokens: TokenIds, position: int) -> SnapshotRef | None:
+    def pin_at(self, tokens: TokenIds, position: int, space: str = "") -> SnapshotRef | None:
         """Pins the published snapshot of tokens[:position], or None when there is none."""
-        return self._pins.pin_at(token_array(tokens, position))
+        return self._pins.pin_at(token_array(tokens, position), self._tree.root(space))
 
     def unpin(self, ref: SnapshotRef) -> None:
         """One pin less. Allowed also after the snapshot was discarded or evicted meanwhile."""
@@ -306,8 +309,8 @@ class SequenceCache:
         assert not lease.closed, f"{lease!r} is closed twice"
         assert valid <= min(len(tokens), lease.table.end), f"{valid} valid positions, but {lease!r} and {len(tokens)} tokens"
         if valid > lease.start and not self._hybrid:  # else there is nothing new, and its copy of a shared page may not be made yet
-            self._tree.insert_pages(tokens[:valid], lease.table.pages, now, lease.owner)
-            self.transfers.published(tokens[:valid])
+            self._tree.insert_pages(tokens[:valid], lease.table.pages, now, lease.owner, self._tree.root(lease.space))
+            self.transfers.published(tokens[:valid], lease.space)
         for reservation in list(lease.reserved.values()):
             self.discard(reservation)
         if lease.new_copy is not None:
@@ -348,17 +351,17 @@ class SequenceCache:
         """The resume point with its walk and pages; found again, and compared, if the tree has changed since."""
         if resume.walk is not None and resume.version == self._tree.version:
             return resume
-        walk = self._tree.walk(tokens[: resume.position])
+        walk = self._tree.walk(tokens[: resume.position], self._tree.root(resume.space))
         node = self._tree.deepest_snapshot(walk) if resume.snapshot is not None else None
         current = None if node is None or node.snapshot_id is None else self._ring.ref(node.snapshot_id)
         if current != resume.snapshot or walk.matched < resume.position:
             raise StaleSnapshotError(f"{resume} is no longer true: {walk.matched} tokens are known, the snapshot is {current}")
         return replace(resume, walk=walk, pages=self._tree.pages(walk, resume.position), version=self._tree.version)
 
-    def _anchor(self, lease: Lease, position: int) -> Node | None:
-        """The node of the deepest snapshot known on the lease's path, if it is still there and not beyond `position`."""
+    def _anchor(self, lease: Lease, position: int) -> Node:
+        """The node of the deepest snapshot known on the lease's path that is not beyond `position`, or the root."""
         node = self._node_of(lease.anchor)
-        return node if node is not None and node.end <= position else None
+        return node if node is not None and node.end <= position else self._tree.root(lease.space)
 
     def _node_of(self, ref: SnapshotRef | None) -> Node | None:
         """Where a snapshot hangs in the tree; None where it is not there any more."""
@@ -394,7 +397,7 @@ class SequenceCache:
         self._evictor.published(node, tokens[:position], now)
         lease.anchor = ref
         lease.trail.append(ref)
-        self.transfers.published(ref)
+        self.transfers.published(ref, lease.space)
         if self._ring.is_pinned(ref.snapshot_id):
             self._pins.pin_path(ref.snapshot_id)
 

@@ -50,3 +50,11 @@ def common_prefix(tokens: TokenArray, others: TokenArray) -> int:
             return start + first
         start, block = stop, 4 * block
     return length
+
+
+def edge(tokens: TokenArray) -> tuple[TokenArray, bytearray]:
+    """A copy of some tokens as an edge keeps them: an array that is a view of bytes."""
+    data = bytearray(tokens.data.cast("B"))
+    array = np.frombuffer(data, np.int32)
+    array.setflags(write=False)
+    return array, data

@@ -169,14 +169,14 @@ class Transfers:
             self.waiting.pop()()
 
     # -- going out --------------------------------------------------------------------------------------------------------------
-    def published(self, what: SnapshotRef | TokenArray) -> None:
-        """A snapshot, or tokens of an attention-only model, can be matched now."""
-        if self.copied:
+    def published(self, what: SnapshotRef | TokenArray, space: str) -> None:
+        """A snapshot, or tokens of an attention-only model, can be matched now. Only those of the common space are ever copied."""
+        if self.copied and not space:
             self.news.append(what if isinstance(what, SnapshotRef) else what.copy())
 
-    def distrust(self, tokens: TokenArray) -> None:
+    def distrust(self, tokens: TokenArray, space: str = "") -> None:
         """No state of a sequence with these tokens may be used any more, wherever it was copied to."""
-        if self.copied:
+        if self.copied and not space:
             self.distrusted.append(tokens.copy())
 
     def path(self, ref: SnapshotRef | TokenArray) -> KnownPath | None:

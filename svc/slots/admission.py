@@ -144,11 +144,11 @@ class Admission:
         if not sequence.request.use_cache and not sequence.generated:
             return COLD
         if sequence.resume is None or sequence.resume.version != self._cache.version:
-            sequence.resume = self._cache.match(sequence.tokens, sequence.resume)
+            sequence.resume = self._cache.match(sequence.tokens, sequence.resume, sequence.request.space)
         return sequence.resume
 
     def _open(self, sequence: Sequence, resume: ResumePoint, now: float, *, alone: bool) -> Slot | None:
-        lease = self._cache.open(sequence.buffer, resume, now, sequence.request.owner)
+        lease = self._cache.open(sequence.buffer, resume, now, sequence.request.owner, sequence.request.space)
         if lease is None and alone:
             lease, resume = self._joins.open_alone(sequence, resume, self._waiting, now)
         if lease is None:

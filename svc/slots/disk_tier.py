@@ -161,7 +161,7 @@ class DiskTier:
     # -- reading ----------------------------------------------------------------------------------------------------------------
     def consider(self, sequence: Sequence) -> None:
         """A request has arrived: it may wait for the disk."""
-        if not sequence.request.use_cache:
+        if not sequence.request.use_cache or sequence.request.space:
             return
         tokens = sequence.tokens[: sequence.num_prompt].copy()
         if self._store.begins(tokens):

@@ -233,7 +233,8 @@ class Engine:
                 del self._streams[sequence]
                 if self.slot_files is not None and sequence.had_slot:
                     slot = sequence.request.slot
-                    self.slot_files.note(sequence.row if slot is None else slot, sequence.tokens.copy())
+                    tokens = None if sequence.request.space else sequence.tokens.copy()
+                    self.slot_files.note(sequence.row if slot is None else slot, tokens)
                 if self.on_finished is not None:
                     self.on_finished(sequence.request, event)
 

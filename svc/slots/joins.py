@@ -85,7 +85,7 @@ class Joins:
             if sequence.join.position > position:
                 continue
             del self._waiting[sequence]
-            sequence.join.pinned = self._cache.pin_at(sequence.tokens, sequence.join.position)
+            sequence.join.pinned = self._cache.pin_at(sequence.tokens, sequence.join.position, sequence.request.space)
             if sequence.join.pinned is None:
                 sequence.missed_join = sequence.join.position
 
@@ -115,9 +115,9 @@ class Joins:
         """Opens with all slots empty, where the device has no places for the pages that must come from the host: pins are in the
         way, or what comes from the disk. So without them, or else from nothing. Returns the resume point used too."""
         released = self._cache.transfers.release_all() | self.release_pins(waiting)
-        owner = sequence.request.owner
-        lease = self._cache.open(sequence.buffer, resume, now, owner) if released else None
-        return (lease, resume) if lease is not None else (self._cache.open(sequence.buffer, COLD, now, owner), COLD)
+        origin = sequence.request.owner, sequence.request.space
+        lease = self._cache.open(sequence.buffer, resume, now, *origin) if released else None
+        return (lease, resume) if lease is not None else (self._cache.open(sequence.buffer, COLD, now, *origin), COLD)
 
     def release_pins(self, sequences: Iterable[Sequence]) -> bool:
         """Gives back the pins of requests that have not resumed yet (memory is short). Whether there were any."""

@@ -59,6 +59,7 @@ class Request:
     tenant: str = ""  # whose request it is: tenants take turns in the queue
     queue_share: float = 1.0  # of the places in the queue, that its tenant may have
     owner: str = ""  # who may be shown what is kept of its text; empty: nobody
+    space: str = ""  # only requests of one space share what is known; all but the common one, "", are in memory only
     on_token: Callable[[int], TokenText] | None = None
     text_ends: bool = True
     slot: int | None = None  # the number under which it can be saved afterwards; None: that of the slot it gets
@@ -166,7 +167,10 @@ class Sequence:
         return (-self.request.priority, self.order)
 
     def common_prefix(self, other: "Sequence") -> int:
-        """Tokens both prompts begin with; compared once per pair, and only where a third sequence does not tell."""
+        """Tokens both prompts begin with, none in different spaces; compared once per pair, and only where a third sequence does
+        not tell."""
+        if self.request.space != other.request.space:
+            return 0
         known = self.prefix_with.get(other.order)
         if known is None:
             known = self._compare(other)

@@ -64,9 +64,11 @@ class SlotFiles:
         self._turn = asyncio.Lock()
         self._held: dict[int, TokenArray] = {}  # by slot
 
-    def note(self, slot: int, tokens: TokenArray) -> None:
-        """A sequence has ended in a slot, or asked to be known under that number."""
-        if slot < self._num_slots:
+    def note(self, slot: int, tokens: TokenArray | None) -> None:
+        """A sequence has ended in a slot, or asked to be known under that number. None: one that shares nothing with others."""
+        if tokens is None:
+            self._held.pop(slot, None)
+        elif slot < self._num_slots:
             self._held[slot] = tokens
 
     def forget_all(self) -> None:

@@ -54,6 +54,14 @@ async def test_pin_report_flush(tmp_path: Path) -> None:
             assert strange["difference"]["cached"] is None
             assert "hill" in strange["difference"]["prompt"]
 
+            salted = [
+                (await post("/v1/chat/completions", ask("What is the name of the lake?") | {"cache_salt": "s"}, "a-key"))[
+                    "headrace"
+                ]
+                for _ in range(2)
+            ]
+            assert [each["cache"]["reason"] for each in salted] == ["no_match", "full"]
+
             flushed = await post("/cache/flush", {})
             assert flushed["n_pins"] == 1
             assert flushed["n_snapshots"] > 0

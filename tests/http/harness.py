@@ -94,6 +94,7 @@ async def serving(
     cors_origins: Sequence[str] = (),
     show_slots: bool = True,
     show_prompts: bool = False,
+    isolate_keys: bool = False,
     prefill_assistant: bool = False,
     answers: AnswerSettings | None = None,
     mask_headers: MaskHeaders = "messages",
@@ -119,6 +120,7 @@ async def serving(
         service = service_of(engine, metrics, keep_alive_s, strict_name, template)
         model = replace(service.model, vocab_size=vocab_size, aliases=aliases, tags=tags)
         settings: dict[str, Any] = {"show_slots": show_slots, "show_prompts": show_prompts, "prefill_assistant": prefill_assistant}
+        settings |= {"isolate_keys": isolate_keys}
         settings |= {"max_body_bytes": max_body_bytes, "answers": answers or AnswerSettings(), "mask_headers": mask_headers}
         door.open(replace(service, model=model, **settings))
     try:

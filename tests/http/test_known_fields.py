@@ -136,7 +136,7 @@ EFFECTS: dict[str, Any] = {
     "num_predict": 2, "max_new_tokens": 2, "max_completion_tokens": 2, "min_tokens": 1, "temperature": 0.25, "top_p": 0.5,
     "top_k": 7, "min_p": 0.25, "seed": 8, "stop": "b", "stop_token_ids": [98], "n": 2, "ignore_eos": True, "logit_bias": {"5": 1},
     "presence_penalty": 1, "frequency_penalty": 1, "repetition_penalty": 1.5, "repeat_penalty": 1.5, "repeat_last_n": 9,
-    "cache_prompt": False, "return_token_ids": True, "cache_report": True, "tools": [TOOL],
+    "cache_prompt": False, "return_token_ids": True, "cache_report": True, "cache_salt": "x", "id_slot": 1, "tools": [TOOL],
     "chat_template_kwargs": {"mood": "x"}, "add_generation_prompt": False, "enable_thinking": False, "reasoning_effort": "low",
     "thinking": {"type": "disabled"}, "reasoning": {"enabled": False}, "n_probs": 3, "return_tokens": True,
     "response_fields": ["content"], "t_max_predict_ms": 1e-6, "echo": True, "suffix": "x", "verbose": True,
