@@ -137,10 +137,6 @@ class Appender:
         """What was written is on the disk. OSError."""
         os.fdatasync(self.file.fd)
 
-    def forget_cached(self, begin: int) -> None:
-        """The system need not keep in memory what was written from `begin` on."""
-        self._access.advise(self.file.fd, begin, self.size - begin, os.POSIX_FADV_DONTNEED)
-
     def _append(self, parts: list[bytes | memoryview]) -> None:
         left = [memoryview(part) for part in parts if len(part)]
         written = 0

@@ -275,7 +275,6 @@ class DiskStore:
             if appender is None or appender.size + record.total_bytes > self._segment_bytes(record):
                 appender = self._begin_segment()
             offset = appender.append(record, payload)
-            appender.forget_cached(offset)
         except OSError as error:
             self.failure = f"{self.folder}: {error.strerror}"
             self.current = None

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +164,24 @@ async def test_15_with_a_disk_what_others_have_pushed_out_comes_back(tmp_path: P
         again = await server.complete(ids(400), 8)
     assert again.cached == again.prompt_tokens
     assert again.bits == first.bits
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_kills_under_load(tmp_path: Path) -> None:
+    """Twenty times: several conversations at once, and the server is killed in the middle. Every answer of the next one is that of
+    a server that knows nothing."""
+    flags, rng, warm = ("--cache-dir", str(tmp_path), "--kv-bytes", "2MiB", "--snapshot-bytes", "4MiB"), random.Random(5), 0
+    prompts = [ids(rng.randrange(30, 300), seed) for seed in range(8)]
+    controls = [await cold(prompt=prompt, max_tokens=8) for prompt in prompts]
+    for _ in range(20):
+        async with Server(*flags) as server:
+            for index in rng.sample(range(8), 3):
+                reply = await server.complete(prompts[index], 8)
+                assert reply.bits == controls[index].bits
+                warm += reply.cached > 0
+            asked = [asyncio.ensure_future(server.complete(prompt, 40)) for prompt in rng.sample(prompts, 4)]
+            await asyncio.sleep(rng.uniform(0.0, 0.5))
+            await server.kill()
+            await asyncio.gather(*asked, return_exceptions=True)
+    assert warm >= 20

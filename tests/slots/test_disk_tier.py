@@ -74,6 +74,7 @@ class Server:
         budget: int = 64 << 20,
         access: FileAccess | None = None,
         token_s: float | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         plan = MemoryPlan(layout(hybrid=hybrid), pages, 4, snapshots, *host)
         self.plan, self.cache = plan, SequenceCache(plan)
@@ -93,18 +94,19 @@ class Server:
             kv_type=sizes.kv_type,
         )
         self.store = DiskStore.open(folder, identity, budget, hybrid=hybrid, access=access)
-        clock = itertools.count()
+        ticks = itertools.count()
+        clock = clock or (lambda: float(next(ticks)))
         self.disk = DiskTier(
             self.store,
             self.worker,
             self.cache,
             scheduler.joins,
-            clock=lambda: float(next(clock)),
+            clock=clock,
             token_s=lambda: token_s,
             report=lambda event, reason: self.reports.append((event, reason)),
         )
         (folder / "slots").mkdir(exist_ok=True)
-        self.files = SlotFiles(folder / "slots", identity, self.worker, self.cache, clock=lambda: float(next(clock)))
+        self.files = SlotFiles(folder / "slots", identity, self.worker, self.cache, clock=clock)
         self.engine = Engine(scheduler, self.worker, self.cache, on_error=self.errors.append, disk=self.disk, slot_files=self.files)
         self._count = 0
 
@@ -337,6 +339,19 @@ async def test_what_is_not_finite_is_forgotten(tmp_path: Path) -> None:
         server.cache.clear()
     async with Server(tmp_path) as server:
         assert await server.cached(prompt[:50]) <= 50
+
+
+async def test_a_clock_that_jumps(tmp_path: Path) -> None:
+    """Forwards by years and backwards: speeds are misjudged for a while, and nothing else."""
+    async with Server(tmp_path) as server:
+        await server.ask(prompt_of(600))
+        await server.written()
+    jumps = itertools.cycle([0.0, 1e9, -1e9, 5.0, 4.0])
+    async with Server(tmp_path, clock=lambda: next(jumps)) as server:
+        for seed in range(4):
+            await server.ask(prompt_of(300, seed))
+        assert await server.cached(prompt_of(600)) == 600
+        assert server.disk._rate > 0
 
 
 async def test_use_cache_off_reads_nothing(tmp_path: Path) -> None:
