@@ -7,6 +7,7 @@ import pytest
 
 from svc.memory.placement import WantedKind
 from svc.memory.sequence_cache import COLD, SequenceCache
+from svc.memory.transfers import Incoming
 from tests.memory.device_model import Device, Run, converse, small_plan
 
 Damage = Callable[[SequenceCache, Run], object]
@@ -109,3 +110,33 @@ def test_misuse_is_caught_at_once() -> None:
             use()
     cache.finish(step, 0.0)  # a step under way when it was closed
     cache.check()
+
+
+def test_it_covers_what_comes_in() -> None:
+    """Pages and snapshots of an import are accounted for while it is open, and missed if it is lost."""
+    cache = SequenceCache(small_plan())
+    coming = cache.transfers.begin(np.arange(10, dtype=np.int32), [Incoming(10, WantedKind.PROMPT_END)], 0.0)
+    assert coming is not None
+    cache.check()
+    cache.transfers.imports.clear()
+    with pytest.raises(AssertionError):
+        cache.check()
+    cache.transfers.imports.append(coming)
+    cache.transfers.finish(coming, 0.0)
+    cache.check()
+
+
+def test_it_covers_spaces() -> None:
+    """Texts under other roots are looked at too."""
+    cache = SequenceCache(small_plan())
+    lease = cache.open((1, 2, 3), COLD, 0.0, space="a")
+    assert lease is not None
+    assert cache.extend(lease, 3, 0.0)
+    reservation = cache.reserve(lease, 3, 0.0)
+    assert reservation is not None
+    cache.finish(cache.begin([lease], [reservation]), 0.0)
+    cache.close(lease, 3, 0.0)
+    cache.check()
+    cache._tree.leaves[0].pages = cache._tree.leaves[0].pages[:0]
+    with pytest.raises(AssertionError):
+        cache.check()
