@@ -16,7 +16,6 @@
 // Variant: KEY_DIM=128 VALUE_DIM=128 GROUPED=1
 // Variant: KEY_DIM=32 VALUE_DIM=32
 // Variant: KEY_DIM=128 VALUE_DIM=128 GROUPED=1 SNAPSHOT=2
-// Variant: KEY_DIM=48 VALUE_DIM=48 SNAPSHOT=1
 #include "delta.cuh"
 #include "snapshot.cuh"
 
@@ -304,6 +303,7 @@ __device__ __forceinline__ void store_state(const ScanShared& s, float* to, int 
 }
 // Into a snapshot of any type; `to`: its part of this layer. Four lanes a column; called by all threads of the block.
 __device__ __forceinline__ void keep_state(const ScanShared& s, float* to, int head, int num_value_heads, int first_column, int columns) {
+  if (SNAPSHOT == 0) return store_state(s, to + ((i64)head * VALUE_DIM + first_column) * KEY_DIM, columns);
   constexpr int LANES = SCAN_THREADS / COLUMNS;
   const int column = threadIdx.x / LANES, part = threadIdx.x % LANES;
   u32 most = 0;
