@@ -65,7 +65,7 @@ def server(tree: Path, case: Case, arguments: argparse.Namespace) -> Iterator[IO
         try:
             yield process.stdout
         finally:
-            process.kill()
+            process.terminate()
 
 
 def measured(tree: Path, case: Case, arguments: argparse.Namespace) -> tuple[float, float, float]:

@@ -9,8 +9,10 @@ What is counted is the processor time of the whole process, less what the same p
 import argparse
 import json
 import os
+import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -56,6 +58,7 @@ def main() -> None:
     parser.add_argument("--top", type=int)
     arguments = parser.parse_args()
     programs = Path(os.environ.get("LLAMA_CPP", "."))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # the server ends with this process
     alone_s = model_s(programs, arguments.model, arguments.streams)
     port = free_port()
     command = [str(programs / "llama-server"), "-m", arguments.model, "--port", str(port), "-np", str(arguments.streams)]

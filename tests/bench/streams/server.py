@@ -6,7 +6,6 @@ Run as a file with PYTHONPATH set to its tree.
 
 import argparse
 import asyncio
-import gc
 import json
 import random
 import threading
@@ -15,6 +14,7 @@ import traceback
 
 import uvloop
 
+from svc.app import spare_the_collector
 from svc.compute.backend import Completed, Sampled, StepBatch, StepResult
 from svc.compute.worker import ComputeWorker
 from svc.gguf.gguf_file import GgufFile
@@ -118,8 +118,7 @@ async def serve(arguments: argparse.Namespace) -> None:
     server = HttpServer(door, metrics, configure_logging("error"))
     print(await server.start("127.0.0.1", 0), flush=True)
     await engine.start()
-    gc.collect()
-    gc.freeze()
+    spare_the_collector()
     grammars = GrammarCompiler(tokenizer, tokenizer.num_tokens)
     door.open(Service(engine, tokenizer, template, model, grammars, "null", metrics, max_body_bytes=2**20))
     backend.watch(asyncio.get_running_loop())
