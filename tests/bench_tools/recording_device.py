@@ -34,6 +34,9 @@ class RecordingDevice:
         self._next += -(-array.nbytes // 256) * 256
         return array
 
+    def zeros(self, shape: Sequence[int], dtype: Any) -> DeviceArray:
+        return self.empty(shape, dtype)
+
     def from_host(self, values: Any) -> DeviceArray:
         return self.empty(values.shape, values.dtype)
 

@@ -83,7 +83,13 @@ async def test_a_thousand_requests_leave_nothing(monkeypatch: pytest.MonkeyPatch
     """Afterwards: no slot, page, snapshot or pin is held, no task is left, and no error was logged."""
     engines: list[Engine] = []
     build = app._engine
-    monkeypatch.setattr(app, "_engine", lambda *args: engines.append(build(*args)) or engines[-1])  # type: ignore[func-returns-value]
+
+    def noted(*args: Any) -> Any:
+        built = build(*args)
+        engines.append(built[0])
+        return built
+
+    monkeypatch.setattr(app, "_engine", noted)
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
     logs, own_task = LogCapture(), asyncio.current_task()
     logger: Any = structlog.wrap_logger(None, processors=[logs], wrapper_class=structlog.stdlib.BoundLogger)

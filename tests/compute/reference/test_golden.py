@@ -82,8 +82,8 @@ def test_delta_state(layer: int) -> None:
     model = rig("tiny-qwen35-hd128-bf16")
     model.prefill(prompt("s1"), row=1)
     caches, order = model.caches, head_order(model.config)
-    close(caches.recurrent(caches.rows, layer)[1][order], expected[f"s1.layer{layer}.final_state"])
-    conv = caches.conv(caches.rows, layer)[1].T  # [channels, 3]
+    close(caches.recurrent(layer)[1][order], expected[f"s1.layer{layer}.final_state"])
+    conv = caches.conv(layer)[1].T  # [channels, 3]
     close(conv[channel_order(model.config)], expected[f"s1.layer{layer}.conv_state"][:, 1:])
 
 
