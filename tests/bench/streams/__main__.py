@@ -65,7 +65,10 @@ def server(tree: Path, case: Case, arguments: argparse.Namespace) -> Iterator[IO
         try:
             yield process.stdout
         finally:
-            process.terminate()
+            if own.name == "llama_server.py":
+                process.terminate()  # it has a process of its own to end
+            else:
+                process.kill()
 
 
 def measured(tree: Path, case: Case, arguments: argparse.Namespace) -> tuple[float, float, float]:
