@@ -81,7 +81,7 @@ class Transfers:
     def begin(self, tokens: TokenArray, states: Sequence[Incoming], now: float) -> Import | None:
         """Takes places for all of `tokens` that no page holds yet, and for those states that get one, the deepest first.
 
-        None, and nothing taken, where the device has too few pages, or a hybrid model's deepest state gets no snapshot.
+        None, and nothing taken, where the device has too few pages, or a hybrid's deepest state has no snapshot and gets none.
         """
         walk = self.tree.walk(tokens)
         first_own = walk.matched // self.pool.page_tokens
@@ -91,7 +91,8 @@ class Transfers:
         snapshots: list[tuple[int, SnapshotRef]] = []
         if self.evictor.free_pages(wanted, now):
             snapshots = self._reserve(tokens, states, now)
-        complete = any(position == len(tokens) for position, _ in snapshots) or not self.tree.hybrid
+        reserved = any(position == len(tokens) for position, _ in snapshots)
+        complete = reserved or not self.tree.hybrid or self.tree.deepest_position(self.tree.walk(tokens)) == len(tokens)
         if not complete or self.pool.num_free < wanted:
             for _, ref in snapshots:
                 self.ring.release(ref)

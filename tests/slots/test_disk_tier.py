@@ -463,3 +463,17 @@ async def test_a_flush_forgets_memory_and_disk(tmp_path: Path, hybrid: bool) -> 
     async with Server(tmp_path, hybrid=hybrid) as server:
         assert [await server.cached(prompt, 0) for prompt in prompts[:3]] == [0, 0, 0]
         assert await server.cached(prompts[3], 0) == 200
+
+
+async def test_a_slot_is_restored_where_it_is_still_known(tmp_path: Path) -> None:
+    """In the process that has saved it, whole or in part still in memory: no error, and as warm as before."""
+    prompt = prompt_of(300)
+    async with Server(tmp_path) as server:
+        await server.ask(prompt)
+        await server.files.save(0, "talk.bin")
+        assert (await server.files.restore(1, "talk.bin")).num_tokens == 304
+        server.cache.clear()
+        await server.ask(prompt[:100])
+        assert (await server.files.restore(1, "talk.bin")).num_tokens == 304
+        server.cache.check()
+        assert await server.cached(prompt) == 300
