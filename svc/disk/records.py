@@ -15,7 +15,7 @@ own, so that a file can be listed without its payloads; the payload's is compare
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -104,6 +104,14 @@ def page_keys(tokens: NDArray[np.int32], page_tokens: int) -> Iterator[tuple[byt
         part = data[start : start + size]
         key = page_key(key, part)
         yield key, part
+
+
+def record_of(
+    kind: int, capture: int, position: int, key: bytes, before: bytes, tokens: bytes, payload: Sequence[Payload]
+) -> Record:
+    """The record of a payload, with its size and checksum."""
+    size = sum(len(part) for part in payload)
+    return Record(kind, capture, position, key, before, tokens, size, checksum(*(part.data for part in payload)))
 
 
 def file_head(identity: Identity) -> bytes:

@@ -22,10 +22,9 @@ from svc.disk.records import (
     DamagedRecordError,
     Identity,
     Payload,
-    Record,
-    checksum,
     difference,
     page_key,
+    record_of,
     state_key,
 )
 from svc.errors import RequestError
@@ -125,8 +124,7 @@ class SlotWriter:
     def _add(
         self, kind: int, capture: int, position: int, key: bytes, before: bytes, tokens: bytes, payload: list[Payload]
     ) -> None:
-        size, own = sum(len(part) for part in payload), checksum(*(part.data for part in payload))
-        self._appender.append(Record(kind, capture, position, key, before, tokens, size, own), payload)
+        self._appender.append(record_of(kind, capture, position, key, before, tokens, payload), payload)
         self._count += 1
 
 

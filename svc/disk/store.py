@@ -43,6 +43,7 @@ from svc.disk.records import (
     checksum,
     difference,
     file_head,
+    record_of,
     state_key,
 )
 from svc.errors import ConfigError
@@ -177,12 +178,12 @@ class DiskStore:
         with self.mutex:
             return self.index.find(tokens, beyond)
 
-    def expect(self, entries: Sequence[Entry]) -> None:
-        """Lets the system read ahead what is about to be read, and notes the use."""
+    def expect(self, path: Sequence[Entry], read: Sequence[Entry]) -> None:
+        """Notes the use of a path, and lets the system read ahead what of it is about to be read."""
         with self.mutex:
-            self.index.touch(entries)
+            self.index.touch(path)
             files = {segment.number: segment.file for segment in self.segments}
-        for entry in entries:
+        for entry in read:
             file = files.get(entry.segment)
             if file is not None:
                 self.access.advise(file.fd, entry.offset, entry.record.total_bytes, os.POSIX_FADV_WILLNEED)
@@ -257,9 +258,7 @@ class DiskStore:
     def _write(
         self, kind: int, capture: int, position: int, key: bytes, before: bytes, tokens: bytes, payload: list[Payload]
     ) -> None:
-        size = sum(len(part) for part in payload)
-        own = checksum(*(part.data for part in payload))
-        record = Record(kind, capture, position, key, before, tokens, size, own)
+        record = record_of(kind, capture, position, key, before, tokens, payload)
         with self.writing:
             self._find_space(record.total_bytes)
             self._append(record, payload)

@@ -34,6 +34,14 @@ class WantedKind(enum.IntEnum):
     CANCELLED = 8  # a retry goes on there
     PREEMPTED = 9  # it comes back itself
 
+    @classmethod
+    def from_file(cls, number: int) -> "WantedKind":
+        """The kind of that number; SPARSE for one that this program does not know."""
+        try:
+            return cls(number)
+        except ValueError:
+            return cls.SPARSE
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:

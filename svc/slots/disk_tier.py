@@ -1,8 +1,8 @@
 """The disk under the memory: what is published is written there when there is time, and what a request could use is brought back.
 
-Writing. Every published snapshot is a candidate: first those that conversations go on from, then the sparse ones. Its state and the
-pages that are not there yet are copied out by the compute thread, between two steps and a few megabytes at a time, and written by a
-thread of its own. What has left the memory before its turn is not written. Nothing that is not finite is written.
+Writing. Every published snapshot is a candidate: first those that conversations go on from, then the sparse ones. Its state and
+the pages that are not there yet are copied out a few megabytes at a time (block_copies.py), and written by a thread of its own. What
+has left the memory before its turn is not written. Nothing that is not finite is written.
 
 Reading. When a request arrives and the disk knows its prompt further than the memory does, it waits in the queue while others go
 on; a thread reads the records in order, the compute thread copies them into pages and a snapshot taken for them, and then it is
@@ -45,7 +45,6 @@ QUICK_TOKENS = 2_048  # a prompt up to that length is looked up on the loop; lon
 MIN_WAIT_S = 2.0  # a request waits at least so long for the disk, before it evaluates
 UNHURRIED = (WantedKind.SPARSE, WantedKind.GENERATED)  # written after all others, and only where they save much
 UNHURRIED_GAIN = 4.0  # times the reading that such a state must save
-KINDS = {int(kind): kind for kind in WantedKind}
 ATTEMPTS = 3  # at one prompt: each failure takes a damaged record out of the index
 
 Value = TypeVar("Value")
@@ -197,10 +196,12 @@ class DiskTier:
     def _pays(self, found: DiskPath, known: int) -> bool:
         """Whether reading is likely to take less time than evaluating."""
         token_s = self._token_s()
-        return token_s is None or self._read_s(found) < max(token_s * (found.position - known), 0.02)
+        return token_s is None or self._read_s(found, known) < max(token_s * (found.position - known), 0.02)
 
-    def _read_s(self, found: DiskPath) -> float:
-        return sum(entry.record.payload_bytes for entry in found.entries) / self._rate
+    def _read_s(self, found: DiskPath, known: int) -> float:
+        """Of what lies beyond the first `known` tokens, whose pages are in memory."""
+        entries = found.entries[known // self._store.identity.page_tokens :]
+        return sum(entry.record.payload_bytes for entry in entries) / self._rate
 
     async def _bring(self, found: DiskPath, tokens: TokenArray, known: int) -> Outcome:
         key = found.entries[-1].record.key
@@ -210,7 +211,7 @@ class DiskTier:
             return Outcome.HERE if self._cache.match(tokens).position >= found.position else Outcome.NO_MEMORY
         ended = self._under_way[key] = asyncio.Event()
         try:
-            limit_s = max(MIN_WAIT_S, 2 * self._read_s(found), (self._token_s() or 0.0) * (found.position - known))
+            limit_s = max(MIN_WAIT_S, 2 * self._read_s(found, known), (self._token_s() or 0.0) * (found.position - known))
             async with asyncio.timeout(limit_s):
                 return await self._read_path(found, tokens)
         except TimeoutError:
@@ -228,7 +229,7 @@ class DiskTier:
     async def _read_path(self, found: DiskPath, tokens: TokenArray) -> Outcome:
         page_tokens = self._store.identity.page_tokens
         end = found.position if found.state is not None else len(found.pages) * page_tokens
-        states = [Incoming(end, KINDS.get(found.state.record.capture, WantedKind.SPARSE))] if found.state is not None else []
+        states = [Incoming(end, WantedKind.from_file(found.state.record.capture))] if found.state is not None else []
         coming = self._transfers.begin(tokens[:end], states, self._clock())
         if coming is None:
             self.counters.given_up += 1
@@ -249,7 +250,7 @@ class DiskTier:
         """Copies everything into its places, as long as they are ours."""
         wanted = found.pages[coming.first_own :]
         entries = [*wanted, found.state] if found.state is not None and coming.snapshots else list(wanted)
-        await self._on(self._reader, self._store.expect, found.entries)
+        await self._on(self._reader, self._store.expect, found.entries, entries)
         begun, index = self._clock(), coming.first_own
         for part in parts(wanted, self._store.identity.page_bytes):
             blocks = np.stack(await self._on(self._reader, self._read_all, part))

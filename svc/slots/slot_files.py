@@ -27,7 +27,6 @@ from svc.memory.transfers import Import, Incoming
 from svc.slots.block_copies import BlockCopies, Worker, parts
 
 Value = TypeVar("Value")
-KINDS = {int(kind): kind for kind in WantedKind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ class SlotFiles:
         folder, name, begun = self._checked_folder(), checked_name(name), time.perf_counter()
         async with self._turn:
             saved = await _on_thread(open_saved, folder, name, self._identity, self._access)
-            states = [Incoming(state.position, KINDS.get(state.kind, WantedKind.SPARSE)) for state in saved.states]
+            states = [Incoming(state.position, WantedKind.from_file(state.kind)) for state in saved.states]
             transfers = self._cache.transfers
             coming = transfers.begin(saved.tokens, states, self._clock())
             if coming is None:

@@ -48,7 +48,7 @@ def resume(store: DiskStore, tokens: Tokens, beyond: int = 0) -> int:
     if found is None:
         return 0
     assert found.state is not None
-    store.expect(found.entries)
+    store.expect(found.entries, found.entries)
     for tile, page in enumerate(found.pages):
         assert np.array_equal(store.read(page), block(tokens[: (tile + 1) * PAGE_TOKENS], IDENTITY.page_bytes))
     state = store.read(found.state)
