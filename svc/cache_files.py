@@ -19,8 +19,10 @@ def identity_of(config: Config, loaded: LoadedModel) -> Identity:
     """What its pages and states are good for: the same weights, configuration, layout and kind of device."""
     layout = loaded.runner.plan.layout
     settings = hashlib.blake2b(f"{NUMERICS} {loaded.config!r} {layout.snapshot_type}".encode(), digest_size=8).hexdigest()
+    # A start without files need not read samples of all tensors: with a large model that is thousands of places on the disk.
+    weights = fingerprint(loaded.file) if config.cache_dir is not None or config.slot_save_path is not None else "unread"
     return Identity(
-        fingerprint=f"{fingerprint(loaded.file)}-{settings}",
+        fingerprint=f"{weights}-{settings}",
         backend=loaded.runner.name + (" exact" if config.exact and loaded.runner.name == "cuda" else ""),
         page_tokens=layout.page_tokens,
         page_bytes=layout.page_bytes,

@@ -1,8 +1,8 @@
 """The disk under the memory: what is published is written there when there is time, and what a request could use is brought back.
 
 Writing. Every published snapshot is a candidate: first those that conversations go on from, then the sparse ones. Its state and
-the pages that are not there yet are copied out a few megabytes at a time (block_copies.py), and written by a thread of its own. What
-has left the memory before its turn is not written. Nothing that is not finite is written.
+the pages that are not there yet are copied out a few megabytes at a time (block_copies.py), and written by a thread of its own.
+What has left the memory before its turn is not written. Nothing that is not finite is written.
 
 Reading. When a request arrives and the disk knows its prompt further than the memory does, it waits in the queue while others go
 on; a thread reads the records in order, the compute thread copies them into pages and a snapshot taken for them, and then it is
