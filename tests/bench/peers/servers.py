@@ -167,6 +167,17 @@ class Server:
         found: dict[str, Any] = json.loads(answer)
         return found
 
+    def get(self, path: str) -> str:
+        """The text of a page. RuntimeError for any status but 200."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
+        connection.request("GET", path)
+        response = connection.getresponse()
+        answer = response.read().decode()
+        connection.close()
+        if response.status != 200:
+            raise RuntimeError(f"{self.name}: {response.status} {answer[:500]}")
+        return answer
+
     def memory(self) -> dict[str, int]:
         """Bytes in memory: all that the process has mapped and touched, and the part that is not a file's."""
         return resident(Path(f"/proc/{self._process.pid}/status").read_text())

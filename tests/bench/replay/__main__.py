@@ -1,11 +1,12 @@
 """How much is evaluated again when memory is short: eviction by several policies, on the real scheduler, with a device that counts.
 
     python -m tests.bench.replay [--trace NAME ...] [--seed 1] [--holdout] [--json FILE] [--jobs 2]
+    python -m tests.bench.replay --http --llama-build DIR [--model FILE] [--text 0.5] [--clients 0.5] [--json FILE]
 
 Each trace (traces.py) is run with a part of the snapshots, and with a part of the pages, that it fills when there is enough of
 everything; the other of the two is ample. Figures are prompt tokens evaluated, divided by those with ample memory of both, and for
 that the ratio to what no cache could do with less. Counts, not times: the same on every machine. `--holdout`: seeds and sizes that
-no decision about the score has looked at.
+no decision about the score has looked at. `--http`: the same traces sent to servers (over_http.py).
 """
 
 import argparse
@@ -17,7 +18,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from svc.config import BUNDLED_MODEL
 from svc.memory.scoring import Scorer
+from tests.bench.peers.build import bin_folder
+from tests.bench.peers.servers import Setting
+from tests.bench.replay import over_http
 from tests.bench.replay.device import PAGE_TOKENS, ROWS, Replay, ample, most_tokens
 from tests.bench.replay.policies import Clairvoyant, FirstInFirstOut, LeastRecentlyUsed
 from tests.bench.replay.traces import TRACES, Size, Trace, least_tokens, make
@@ -109,6 +114,9 @@ def missed(found: Sequence[Row]) -> list[str]:
 def main() -> None:
     arguments = parse()
     names = arguments.trace or list(TRACES)
+    if arguments.http:
+        http(arguments, names)
+        return
     runs = HOLDOUT if arguments.holdout else ((arguments.seed, USUAL),)
     everything = {}
     with ProcessPoolExecutor(arguments.jobs) as pool:
@@ -124,6 +132,19 @@ def main() -> None:
         arguments.json.write_text(json.dumps(everything, indent=1) + "\n")
 
 
+def http(arguments: argparse.Namespace, names: Sequence[str]) -> None:
+    """One process at a time: what is counted does not depend on it, but small machines do."""
+    setting = Setting(arguments.model.resolve(), arguments.context, over_http.SLOTS, arguments.threads)
+    folder, size = bin_folder(arguments.llama_build), Size(text=arguments.text, clients=arguments.clients)
+    found = []
+    for name in names:
+        found.append(over_http.row(name, make(TRACES[name], arguments.seed, size), setting, folder))
+        if arguments.json:
+            arguments.json.write_text(json.dumps([asdict(each) for each in found], indent=1) + "\n")
+    print(f"\n{setting.model.name}, seed {arguments.seed}, {size}\n\n{over_http.markdown(found)}\n")
+    print("\n".join(f"- missed: {said}" for said in over_http.missed(found)) or "every bar holds")
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", action="append", choices=list(TRACES), help="may be repeated; default: all")
@@ -131,7 +152,18 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--holdout", action="store_true", help="the seeds and sizes kept aside")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, help="a file for all that was counted")
-    return parser.parse_args()
+    servers = parser.add_argument_group("over HTTP")
+    servers.add_argument("--http", action="store_true", help="send the traces to Headrace and to llama-server")
+    servers.add_argument("--llama-build", type=Path, help="a build of llama.cpp; needed")
+    servers.add_argument("--model", type=Path, default=BUNDLED_MODEL, help="a hybrid model for both; default: the bundled one")
+    servers.add_argument("--context", type=int, default=4096, help="tokens of each slot; default: %(default)s")
+    servers.add_argument("--text", type=float, default=0.5, help="texts so many times as long; default: %(default)s")
+    servers.add_argument("--clients", type=float, default=0.5, help="so many clients for each usual one; default: %(default)s")
+    servers.add_argument("--threads", type=int, default=1, help="of each server; they change no count; default: %(default)s")
+    arguments = parser.parse_args()
+    if arguments.http and arguments.llama_build is None:
+        parser.error("--http needs --llama-build")
+    return arguments
 
 
 if __name__ == "__main__":

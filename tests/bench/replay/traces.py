@@ -19,6 +19,7 @@ FIRST_WORD, WORDS = 100, 50_000
 HEADER_TOKENS = 3
 
 Tokens = list[int]
+Message = tuple[int, Tokens]  # role and text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +31,7 @@ class Ask:
     boundaries: tuple[Boundary, ...]
     answer: NDArray[np.int32]
     leaves_at: int | None = None
+    messages: tuple[Message, ...] = ()  # what the prompt was made of
 
     @property
     def evaluated(self) -> NDArray[np.int32]:
@@ -78,7 +80,7 @@ def clients(size: Size, usual: int) -> range:
 class Chat:
     """A conversation as its client sends it: messages with their roles."""
 
-    messages: list[tuple[int, Tokens]] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
     thinks: bool = False  # whether the generation prompt opens a thinking part
 
     def say(self, role: int, text: Tokens) -> "Chat":
@@ -100,7 +102,8 @@ class Chat:
         boundaries.append(Boundary(len(tokens), BoundaryKind.MESSAGE_START))
         tokens += [START, ASSISTANT, NEWLINE, *([THINK] if self.thinks else [])]
         given = np.array([*answer, END], np.int32)
-        return Ask(at_s, np.array(tokens, np.int32), tuple(b for b in boundaries if b.position), given, leaves_at)
+        inner = tuple(boundary for boundary in boundaries if boundary.position)
+        return Ask(at_s, np.array(tokens, np.int32), inner, given, leaves_at, tuple(self.messages))
 
 
 # ---- the traces
