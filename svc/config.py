@@ -18,8 +18,8 @@ from typing import Annotated, Any, Literal, Protocol, get_args
 import msgspec
 from msgspec import Meta
 
-from svc.disk_settings import DiskSettings
 from svc.errors import ConfigError
+from svc.rope_settings import RopeSettings
 from svc.sizes import format_size, parse_size
 
 BUNDLED_MODEL = Path(__file__).parent / "models" / "headrace-demo.gguf"  # served when the command line names no model
@@ -37,7 +37,7 @@ AutoOrNone = Annotated[int, Meta(ge=0)] | Literal["auto"]  # 0: none
 Kind = Literal["switch", "size", "integer", "number", "choice", "text", "list"]
 
 
-class Config(DiskSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Config(RopeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every setting of a server. Sizes are bytes, times seconds unless the name ends in `_ms`."""
 
     model: Annotated[
@@ -128,6 +128,13 @@ class Config(DiskSettings, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = "auto"
     threads: Annotated[int, Meta(ge=0, le=1024, description="compute threads; 0: one per core")] = 0
+    cpu_level: Annotated[
+        str,
+        Meta(
+            description="instruction set of the cpu device's kernels, such as x86-64-v3, for measurements; "
+            "auto: the best of this processor; every one gives the same answers",
+        ),
+    ] = "auto"
     activations: Annotated[
         Literal["float", "int8"],
         Meta(
@@ -181,32 +188,6 @@ class Config(DiskSettings, frozen=True, kw_only=True, forbid_unknown_fields=True
     capture_every_tokens: Annotated[
         int, Meta(ge=0, le=2**24, description="generated tokens between two snapshots inside an answer; 0: only at its end")
     ] = 512
-
-    rope_scaling: Annotated[
-        Literal["auto", "none", "linear", "yarn"],
-        Meta(description="how positions are stretched for a longer context; auto: as the model file says"),
-    ] = "auto"
-    rope_scale: Annotated[
-        float, Meta(ge=0, le=4096, description="factor that the context is stretched by; 0: as the model file says")
-    ] = 0.0
-    rope_freq_base: Annotated[
-        float, Meta(ge=0, le=1e12, description="base of the rotary frequencies; 0: as the model file says")
-    ] = 0.0
-    yarn_orig_ctx: Annotated[
-        int, Meta(ge=0, le=2**24, description="tokens the model was trained for before stretching; 0: as the model file says")
-    ] = 0
-    yarn_ext_factor: Annotated[
-        float, Meta(ge=-1, le=16, description="YaRN's mix: 1 keeps fast frequencies, 0 stretches all; -1: as the model file says")
-    ] = -1.0
-    yarn_attn_factor: Annotated[
-        float, Meta(ge=-1, le=16, description="factor on YaRN's correction of magnitudes; -1: as the model file says")
-    ] = -1.0
-    yarn_beta_slow: Annotated[
-        float, Meta(ge=-1, le=4096, description="YaRN: turns below which a frequency is stretched; -1: as the model file says")
-    ] = -1.0
-    yarn_beta_fast: Annotated[
-        float, Meta(ge=-1, le=4096, description="YaRN: turns above which a frequency is kept; -1: as the model file says")
-    ] = -1.0
 
     max_slots: Annotated[int, Meta(ge=1, le=1024, description="sequences computed at once")] = 8
     max_queue: Annotated[int, Meta(ge=0, le=2**20, description="requests that may wait for a slot before new ones get a 429")] = 256
@@ -329,6 +310,8 @@ def inapplicable(config: Config, model: ModelFacts, device: str) -> list[str]:
         sentences.append("threads does nothing on the reference device: numpy chooses its own")
     if device == "cuda" and config.threads:
         sentences.append("threads does nothing on the cuda device: the GPU computes")
+    if device != "cpu" and config.cpu_level != "auto":
+        sentences.append(f"cpu_level does nothing on the {device} device: it has no levels")
     if device != "cpu" and config.activations != BY_KEY["activations"].default:
         sentences.append(f"activations does nothing on the {device} device: only the cpu has the choice")
     if device == "reference" and config.exact:

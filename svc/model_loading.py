@@ -144,9 +144,10 @@ def choose_ops(config: Config, logger: Logger, on_compile: Callable[[str], None]
     try:
         from svc.compute.cpu.ops import CpuOps
 
-        return cast(Ops, CpuOps(config.threads, activations=config.activations))
+        level = None if config.cpu_level == "auto" else config.cpu_level
+        return cast(Ops, CpuOps(config.threads, activations=config.activations, level=level))
     except BackendUnavailableError as error:
-        if config.device == "cpu":
+        if config.device == "cpu" or config.cpu_level != "auto":
             raise
         logger.warning("slow_device", device="reference", reason=f"{error}; numpy computes instead, many times more slowly")
         return cast(Ops, ReferenceOps())

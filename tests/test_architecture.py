@@ -14,7 +14,8 @@ LONGEST_FILE_LINES = 450
 # config and errors, and a package may import itself.
 MAY_IMPORT = {
     "svc.errors": (),
-    "svc.config": ("svc.sizes", "svc.disk_settings"),
+    "svc.config": ("svc.sizes", "svc.rope_settings"),
+    "svc.rope_settings": ("svc.disk_settings",),
     "svc.disk_settings": ("svc.chat_settings",),
     "svc.disk": ("svc.memory.tokens",),
     "svc.cache_files": ("svc.disk", "svc.gguf", "svc.log", "svc.model_loading"),

@@ -223,7 +223,14 @@ def test_inapplicable_options_are_named() -> None:
     """Only options that were changed and do nothing for this model on this device."""
     attention_only, hybrid = SimpleNamespace(num_delta_layers=0), SimpleNamespace(num_delta_layers=3)
     config = load(
-        flags={"snapshot_bytes": "1GiB", "capture_every_tokens": "64", "threads": "2", "activations": "float", "exact": "on"}
+        flags={
+            "snapshot_bytes": "1GiB",
+            "capture_every_tokens": "64",
+            "threads": "2",
+            "cpu_level": "base",
+            "activations": "float",
+            "exact": "on",
+        }
     )
     rounded = load(flags={"snapshot_type": "bf16"})
     assert inapplicable(rounded, hybrid, "cpu") == []
@@ -233,8 +240,9 @@ def test_inapplicable_options_are_named() -> None:
         "snapshot_bytes",
         "capture_every_tokens",
         "threads",
+        "cpu_level",
         "activations",
         "exact",
     ]
-    assert [sentence.split()[0] for sentence in inapplicable(config, hybrid, "cuda")] == ["threads", "activations"]
+    assert [sentence.split()[0] for sentence in inapplicable(config, hybrid, "cuda")] == ["threads", "cpu_level", "activations"]
     assert inapplicable(Config(), attention_only, "reference") == []

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # slow to import: only when a model is loaded
     from svc.compute.ops import Ops
     from svc.compute.runner import ModelRunner
 
-DEVICE_KEYS = ("device", "threads", "activations", "exact", "kv_type", "page_tokens", "max_step_tokens")
+DEVICE_KEYS = ("device", "threads", "cpu_level", "activations", "exact", "kv_type", "page_tokens", "max_step_tokens")
 
 
 def open_device(config: Config) -> "Ops":

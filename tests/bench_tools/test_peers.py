@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from svc.compute.cpu.library import LEVELS, available_levels
 from svc.gguf.gguf_file import GgufFile, GgufTensor
 from svc.http.text.tokenizer import Tokenizer
-from tests.bench.peers import build, engines, machine, models, report, servers
+from tests.bench.peers import __main__ as contest
+from tests.bench.peers import build, engines, levels, machine, models, report, servers
 from tests.bench.peers.engines import Headrace, IkLlama, LlamaCpp, Task, Variant
 from tests.compute.rig import Rig
 
@@ -294,3 +296,107 @@ def test_a_build_folder_is_complete_or_refused(tmp_path: Path) -> None:
     for name in build.TARGETS:
         (tmp_path / "bin" / name).touch()
     assert build.bin_folder(tmp_path) == build.bin_folder(tmp_path / "bin") == tmp_path / "bin"
+
+
+# ---- levels
+
+
+@pytest.fixture
+def cmake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """A cmake that only writes down how it was called, and makes empty programs."""
+    calls: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> None:
+        calls.append(command[3:])  # without nice
+        if "--build" in command:
+            programs = Path(command[command.index("--build") + 1]) / "bin"
+            programs.mkdir(parents=True)
+            for name in (*build.TARGETS, "libggml-cpu.so"):
+                (programs / name).touch()
+
+    monkeypatch.setattr(build.subprocess, "run", run)
+    monkeypatch.setattr(build, "unpacked", lambda source, home: home / "sources")
+    monkeypatch.setattr(build, "ARM", False)
+    return calls
+
+
+def switches(call: list[str]) -> dict[str, str]:
+    return dict(flag.removeprefix("-D").split("=", 1) for flag in call if flag.startswith("-D"))
+
+
+@pytest.mark.parametrize("source", [build.LLAMA, build.IK])
+def test_a_peer_of_each_level_has_a_folder_of_its_own(tmp_path: Path, cmake: list[list[str]], source: build.Source) -> None:
+    """A second call finds it and compiles nothing; that of the machine has all that it has."""
+    folders = [build.build(source, tmp_path, 2, level) for level in (None, "x86-64-v3", "x86-64-v4", "x86-64-v3")]
+    assert [folder.parent.name for folder in folders] == ["build", "build-x86-64-v3", "build-x86-64-v4", "build-x86-64-v3"]
+    configured = [switches(call) for call in cmake if "--build" not in call]
+    assert [call["GGML_NATIVE"] for call in configured] == ["ON", "OFF", "OFF"]
+    assert "-DLLAMA_BUILD_TESTS=OFF" in cmake[0]
+
+
+def test_nothing_above_the_level(tmp_path: Path, cmake: list[list[str]]) -> None:
+    """AVX2 alone: what Zen 1 to 3 have, and neither AVX-512 nor VNNI; a level above adds its own."""
+    for level in ("x86-64-v3", "x86-64-v3-avxvnni", "x86-64-v4-vnni"):
+        build.build(build.LLAMA, tmp_path, 2, level)
+    v3, avxvnni, vnni = (switches(call) for call in cmake if "--build" not in call)
+    on = {name for name, value in v3.items() if value == "ON"}
+    assert on == {f"GGML_{name}" for name in ("SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2")}
+    assert v3["CMAKE_CXX_FLAGS"] == v3["CMAKE_C_FLAGS"] == "-mbmi2"
+    assert {name for name in v3 if v3[name] == "OFF" and avxvnni[name] == "ON"} == {"GGML_AVX_VNNI"}
+    assert {name for name in v3 if v3[name] == "OFF" and vnni[name] == "ON"} == {"GGML_AVX512", "GGML_AVX512_VNNI"}
+    assert "-mavx512vl" in vnni["CMAKE_C_FLAGS"]
+
+
+def test_libraries_without_amx_have_the_rest_of_the_level(tmp_path: Path, cmake: list[list[str]]) -> None:
+    folder = build.libraries_without_amx(tmp_path, 2, "x86-64-v4-amx")
+    assert folder.parent.name == "build-x86-64-v4-amx-no-amx"
+    found = switches(cmake[0])
+    assert (found["GGML_AVX512_VNNI"], found["GGML_AMX_INT8"]) == ("ON", "OFF")
+
+
+def test_every_level_of_ours_has_peers() -> None:
+    assert set(LEVELS) <= set(levels.LEVELS)
+    assert levels.cmake_flags("neon-dotprod", arm=True)[:2] == ("-DGGML_NATIVE=OFF", "-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod")
+
+
+@pytest.mark.parametrize(
+    ("cache", "level", "said"),
+    [
+        ("GGML_NATIVE:BOOL=OFF\nGGML_AVX2:BOOL=ON\nGGML_AVX512:BOOL=OFF\n", "x86-64-v3", None),
+        ("GGML_NATIVE:BOOL=OFF\nGGML_AVX2:BOOL=ON\nGGML_AVX512:BOOL=ON\n", "x86-64-v3", "GGML_AVX512=ON"),
+        ("GGML_NATIVE:BOOL=OFF\nGGML_AVX2:BOOL=OFF\n", "x86-64-v3", "GGML_AVX2=OFF"),
+        ("GGML_NATIVE:BOOL=ON\nGGML_AVX2:BOOL=OFF\n", "x86-64-v4", None),  # the machine's own
+        ("GGML_NATIVE:BOOL=ON\nGGML_AVX2:BOOL=OFF\n", "x86-64-v3", "GGML_NATIVE=ON"),
+    ],
+)
+def test_a_given_build_must_be_of_the_level(tmp_path: Path, cache: str, level: str, said: str | None) -> None:
+    (tmp_path / "CMakeCache.txt").write_text(f"# comment = 1\nCMAKE_CXX_FLAGS:STRING=\n{cache}")
+    found = levels.build_mismatch(tmp_path, level, best="x86-64-v4")
+    assert said in found if said and found else found == said
+
+
+def test_a_build_that_does_not_say_its_level_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="cannot be known"):
+        levels.build_mismatch(tmp_path, "x86-64-v3", best="x86-64-v4")
+
+
+def test_the_level_is_forced_and_named() -> None:
+    """Our engine is told it, and the report has it in words."""
+    command = Headrace("x86-64-v3").command(BATCH, Path("m.gguf"), 2, Variant("any"))
+    assert command[command.index("--cpu-level") + 1] == "x86-64-v3"
+    best = available_levels()[-1]
+    assert contest.level_line(None).startswith(f"Level {best}, the best")
+    assert contest.level_line("base").startswith("Level base, forced")
+    assert best in contest.level_line("base")
+
+
+def test_limits_are_those_of_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> object:
+        commands.append(command)
+        return type("Done", (), {"stdout": "CpuOps(base)\n| limit |\n"})
+
+    monkeypatch.setattr(machine.subprocess, "run", run)
+    assert machine.measured_limits(3, "base") == ("| limit |",)
+    assert commands[0][-2:] == ["--level", "base"]

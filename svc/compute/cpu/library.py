@@ -87,6 +87,8 @@ def choose_level(wanted: str | None) -> str:
     levels = available_levels()
     if wanted is None and levels:
         return levels[-1]
+    if levels and wanted not in LEVELS:
+        raise BackendUnavailableError(f"there are no kernels for {wanted!r}: this processor can run {', '.join(levels)}")
     if wanted is None or wanted not in levels:
         load(wanted or LEVELS[0])  # raises with the reason, if it was not built
         raise BackendUnavailableError(f"this processor cannot run the kernels built for {wanted}")

