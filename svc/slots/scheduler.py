@@ -20,7 +20,8 @@ from svc.slots.events import Event, Finished, FinishReason, TokenEvent, Top
 from svc.slots.joins import Joins
 from svc.slots.operator_pins import OperatorPins
 from svc.slots.request import Request, Sequence
-from svc.slots.slot import Closing, Slot, SlotState, victim_for
+from svc.slots.slot import Slot, victim_for
+from svc.slots.slot_table import SlotTable
 from svc.slots.stats import SchedulerCounters
 from svc.slots.usage_report import SAMPLING_FAILURES, answer_tokens, finished, first_token, progress_of_step
 from svc.slots.waiting_queue import WaitingQueue
@@ -57,32 +58,30 @@ class Scheduler:
         self.joins = Joins(cache, pins)
         self._forecast = PageForecast(cache, self.context_tokens)
         self._admission = Admission(cache, self._waiting, self.joins, self._forecast)
-        self._slots: list[Slot] = []  # by rank
-        self._closing: list[Closing] = []
+        self._table = SlotTable(cache, self.joins, self._waiting)
         self._plan_ahead = plan_ahead
-        self._under_way: list[StepPlan] = []  # in the order of planning
         self._short = False  # the step under way lacks a slot for which there was no page
         self._arrivals = 0
 
     # -- asked from outside -----------------------------------------------------------------------------------------------------
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + sum(closing.requeue for closing in self._closing)
+        return len(self._waiting) + sum(closing.requeue for closing in self._table.closing)
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         """Slots of answers that have not ended."""
-        return tuple(slot for slot in self._slots if slot.active)
+        return tuple(slot for slot in self._table.slots if slot.active)
 
     @property
     def closing(self) -> bool:
         """Whether states of ended answers are still to be saved, or an ended one's slot is still taken."""
-        return bool(self._closing) or any(slot.leaving for slot in self._slots)
+        return bool(self._table.closing) or any(slot.leaving for slot in self._table.slots)
 
     @property
     def idle(self) -> bool:
         """No slot taken, nothing waiting, nothing to save."""
-        return not (self._slots or self._closing or len(self._waiting))
+        return not (self._table.slots or self._table.closing or len(self._waiting))
 
     def answer_tokens(self, prompt_tokens: int, max_tokens: int | None) -> int:
         """Tokens an answer to a prompt of that length may have, at most `max_tokens`. RequestError when the prompt does not fit."""
@@ -111,11 +110,11 @@ class Scheduler:
         if sequence.finished:
             return None
         finished = self._finished(sequence, FinishReason.CANCELLED, now)
-        for slot in self._slots:
+        for slot in self._table.slots:
             if slot.sequence is sequence:
-                self._leave(slot, now, WantedKind.CANCELLED)
+                self._table.leave(slot, now, WantedKind.CANCELLED)
                 return finished
-        for closing in self._closing:
+        for closing in self._table.closing:
             if closing.sequence is sequence:
                 closing.requeue = False
                 return finished
@@ -126,35 +125,35 @@ class Scheduler:
     # -- plan -------------------------------------------------------------------------------------------------------------------
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when there is nothing to do, or nothing yet while a step is under way."""
-        ahead = bool(self._under_way)
-        decoding = [slot for slot in self._slots if slot.decodes]
+        ahead = bool(self._table.under_way)
+        decoding = [slot for slot in self._table.slots if slot.decodes]
         if ahead and not self._can_plan_ahead(decoding):
             return None
         self._short = False
         self._forecast.forget_total()
-        saving = {closing for step in self._under_way for closing in step.saves}
+        saving = {closing for step in self._table.under_way for closing in step.saves}
         plan = StepPlan()
         self._plan_decodes(plan, decoding, now)
         if len(self._waiting):
-            self._admission.admit(self._slots, self._closing, self._under_way, now)
+            self._admission.admit(self._table.slots, self._table.closing, self._table.under_way, now)
             self._forecast.forget_total()
-        if len(plan.slots) < len(self._slots):
-            decoding = [slot for slot in self._slots if slot not in plan.slots and slot.decodes]
+        if len(plan.slots) < len(self._table.slots):
+            decoding = [slot for slot in self._table.slots if slot not in plan.slots and slot.decodes]
             self._plan_decodes(plan, decoding, now)  # of sequences that come back where they were
             self._plan_prefills(plan, now)
-            plan.arriving = [] if ahead else [slot for slot in self._slots if not slot.lease.ready]
-        plan.saves = [closing for closing in self._closing if closing not in saving]
+            plan.arriving = [] if ahead else [slot for slot in self._table.slots if not slot.lease.ready]
+        plan.saves = [closing for closing in self._table.closing if closing not in saving]
         if plan.empty and not self._cache.transfers.wants_step:
             return None
         saves = [closing.save for closing in plan.saves]
         plan.memory = self._cache.begin([slot.lease for slot in plan.slots], plan.captures, saves)
         plan.batch = build_batch(plan, plan.memory, ahead=ahead)
-        self._under_way.append(plan)
+        self._table.under_way.append(plan)
         return plan
 
     def _can_plan_ahead(self, decoding: list[Slot]) -> bool:
         """Whether the next step can be planned although the one under way has not ended: decode steps only, which are short."""
-        if not self._plan_ahead or self._short or len(self._under_way) > 1:
+        if not self._plan_ahead or self._short or len(self._table.under_way) > 1:
             return False
         for slot in decoding:
             if slot.sampling and (slot.sequence.request.needs_known_tokens or self._captures_next(slot)):
@@ -174,8 +173,8 @@ class Scheduler:
                 plan.num_decodes += 1
 
     def _plan_prefills(self, plan: StepPlan, now: float) -> None:
-        ready = [s for s in self._slots if s not in plan.slots and s.active and s.lease.ready]
-        for slot in [s for s in ready if s.remaining == 0 and not self._is_under_way(s)]:
+        ready = [s for s in self._table.slots if s not in plan.slots and s.active and s.lease.ready]
+        for slot in [s for s in ready if s.remaining == 0 and not self._table.is_under_way(s)]:
             self._add_slot(plan, slot)  # the whole prompt was known: it only samples
         prefills = [s for s in ready if s.remaining and not s.decoding]
         shares = share_prefill([s.remaining for s in prefills], self._budget.tokens(plan.num_decodes))
@@ -207,23 +206,20 @@ class Scheduler:
             slot.sampling += 1
             plan.sampling.append(slot)
 
-    def _is_under_way(self, slot: Slot) -> bool:
-        return any(slot in step.slots for step in self._under_way)
-
     # -- pages ------------------------------------------------------------------------------------------------------------------
     def _find_pages(self, slot: Slot, end: int, plan: StepPlan, now: float) -> bool:
         """Pages for positions < end, preempting slots of lower rank if need be. False: the slot does not take part in this step,
         because it was preempted itself, or waits for pages that others free soon."""
         while not self._extend(slot, end, now):
-            if self._under_way:  # nothing in it can be preempted: the next step is planned after it
+            if self._table.under_way:  # nothing in it can be preempted: the next step is planned after it
                 self._short = True
                 return False
-            victim = victim_for(slot, self._slots, plan.slots)
+            victim = victim_for(slot, self._table.slots, plan.slots)
             if self._cache.transfers.release_all() or (victim is None and self.joins.give_up_pins(self._waiting)):
                 continue
             if victim is None:
                 # Others, protected, are sure of their pages and get on; or a state is being saved. Either frees pages soon.
-                assert len(self._slots) > 1 or self._closing, f"no page for {slot!r}, alone on the device"
+                assert len(self._table.slots) > 1 or self._table.closing, f"no page for {slot!r}, alone on the device"
                 self._short = True
                 return False
             freed = self._preempt(victim, now)
@@ -238,7 +234,7 @@ class Scheduler:
         wanted = self._cache.num_wanted_pages(slot.lease, end)
         if not wanted:
             return True
-        if not self._forecast.may_take(slot, wanted, self._slots):
+        if not self._forecast.may_take(slot, wanted, self._table.slots):
             return False
         return self._cache.extend(slot.lease, end, now)
 
@@ -252,36 +248,19 @@ class Scheduler:
         sequence.num_preemptions += 1
         self.counters.preemptions += 1
         if self._cache.plan.num_host_pages:
-            save = self._reserve_save(slot, WantedKind.PREEMPTED, now)
+            save = self._table.reserve_save(slot, WantedKind.PREEMPTED, now)
             if save is not None:
-                self._remove(slot)
-                self._closing.append(Closing(sequence, save, requeue=True))
+                self._table.save(slot, save, requeue=True)
                 return False
-        self._requeue(slot, now)
+        self._table.requeue(slot, now)
         return True
-
-    def _requeue(self, slot: Slot, now: float) -> None:
-        self._remove(slot)
-        self._cache.close(slot.lease, slot.position if slot.lease.started else 0, now)
-        self._waiting.add(slot.sequence)
-
-    def _remove(self, slot: Slot) -> None:
-        self._slots.remove(slot)
-        slot.go(SlotState.CLOSED)
-        self.joins.left(slot.sequence)
-
-    def _reserve_save(self, slot: Slot, kind: WantedKind, now: float) -> Reservation | None:
-        """A snapshot for the state of a slot that goes; None where there is nothing new to save, or no snapshot to be had."""
-        if not slot.lease.started or slot.position <= slot.lease.start:
-            return None
-        return self._cache.reserve(slot.lease, slot.position, now, kind)
 
     # -- commit -----------------------------------------------------------------------------------------------------------------
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> Emitted:
         """Takes a finished step in: publishes what it captured, hands out its tokens, ends what has ended. Oldest plan first."""
-        assert plan is self._under_way[0], "commit() of another step than the oldest under way"
+        assert plan is self._table.under_way[0], "commit() of another step than the oldest under way"
         assert plan.memory is not None
-        del self._under_way[0]
+        del self._table.under_way[0]
         advanced = [chunk for chunk in plan.chunks if not chunk.slot.closed]
         skipped = len(plan.chunks) - len(advanced)  # the token before turned out to be a stop id, or not finite
         self._count(plan, result, skipped)
@@ -294,7 +273,7 @@ class Scheduler:
         open_slots = [slot for slot in plan.slots if not slot.closed]
         self._cache.finish(plan.memory, now, result.moves_over, poisoned)
         for closing in plan.saves:
-            self._forget_closing(closing)
+            self._table.forget_closing(closing)
         for chunk in advanced:
             chunk.slot.position = chunk.end
         if len(self.joins):
@@ -305,48 +284,43 @@ class Scheduler:
             self._commit_slot(slot, sampled.get(slot), now, emitted)
         return emitted
 
-    def _forget_closing(self, closing: Closing) -> None:
-        self._closing.remove(closing)
-        if closing.requeue:
-            self._waiting.add(closing.sequence)
-
     def abort(self, plan: StepPlan, error: str, now: float) -> Emitted:
         """The step failed on the device: all answers in it fail, and nothing that it was to write is kept.
 
         A step planned ahead of its end goes with it, and must have ended or been refused. Sequences in that one only start again.
         """
-        assert plan is self._under_way[0], "abort() of another step than the oldest under way"
-        plans, self._under_way = self._under_way, []
+        assert plan is self._table.under_way[0], "abort() of another step than the oldest under way"
+        plans, self._table.under_way = self._table.under_way, []
         for each in plans:
             assert each.memory is not None
             self._cache.abort(each.memory, now)
             for closing in each.saves:
-                self._forget_closing(closing)
+                self._table.forget_closing(closing)
         emitted: Emitted = []
         for slot in [s for s in plan.slots if not s.closed]:
             if slot.active:
                 emitted.append((slot.sequence, self._finished(slot.sequence, FinishReason.ERROR, now, error)))
-            self._close(slot, now)
+            self._table.close(slot, now)
         for slot in [s for each in plans for s in each.slots if not s.closed]:
             if slot.leaving:
-                self._close(slot, now)
+                self._table.close(slot, now)
             else:
-                self._requeue(slot, now)
-        for slot in [s for s in self._slots if not s.lease.ready]:
-            self._requeue(slot, now)  # what it waits for may be lost
+                self._table.requeue(slot, now)
+        for slot in [s for s in self._table.slots if not s.lease.ready]:
+            self._table.requeue(slot, now)  # what it waits for may be lost
         self._cache.recover()
         return emitted
 
     def fail_all(self, error: str, now: float) -> Emitted:
         """The device is suspected: all answers in slots fail, nothing known is kept. Waiting requests go on, from a cold start."""
-        assert not self._under_way, "fail_all() while a step is under way"
-        for closing in list(self._closing):
+        assert not self._table.under_way, "fail_all() while a step is under way"
+        for closing in list(self._table.closing):
             self._cache.close(closing.lease, 0, now)
-            self._forget_closing(closing)
+            self._table.forget_closing(closing)
         emitted: Emitted = []
-        for slot in list(self._slots):
+        for slot in list(self._table.slots):
             emitted.append((slot.sequence, self._finished(slot.sequence, FinishReason.ERROR, now, error)))
-            self._close(slot, now)
+            self._table.close(slot, now)
         self.joins.forget_pins(self._waiting)
         self._cache.recover()
         self._cache.clear()
@@ -365,7 +339,7 @@ class Scheduler:
             if not slot.leaving:
                 finished = self._finished(sequence, FinishReason.ERROR, now, SAMPLING_FAILURES[sampled.token])
                 emitted.append((sequence, finished))
-            self._close(slot, now)
+            self._table.close(slot, now)
         elif slot.leaving:
             self._commit_leaving(slot, sampled, now)
         elif sampled is not None:
@@ -375,9 +349,9 @@ class Scheduler:
 
     def _commit_leaving(self, slot: Slot, sampled: Sampled | None, now: float) -> None:
         """Closes the slot, unless another step under way advances its state; then the token that it evaluates is noted."""
-        goes_on = self._is_under_way(slot) and not (sampled is not None and sampled.token in slot.sequence.request.stop_ids)
+        goes_on = self._table.is_under_way(slot) and not (sampled is not None and sampled.token in slot.sequence.request.stop_ids)
         if not goes_on:
-            self._close_and_save(slot, now)
+            self._table.close_and_save(slot, now)
         elif sampled is not None:
             slot.sequence.buffer.append(sampled.token)
 
@@ -389,7 +363,7 @@ class Scheduler:
         if token in request.stop_ids:
             self._forecast.learn(sequence.generated)
             emitted.append((sequence, self._finished(sequence, FinishReason.STOP, now)))
-            self._close_and_save(slot, now)  # also when a step under way has it: there its chunk is skipped
+            self._table.close_and_save(slot, now)  # also when a step under way has it: there its chunk is skipped
             return
         sequence.learned = sampled.learned
         if self._add_token(slot, token, sampled.logprob, sampled.top, now, emitted):
@@ -418,28 +392,7 @@ class Scheduler:
     def _end(self, slot: Slot, reason: FinishReason, now: float, emitted: Emitted) -> None:
         self._forecast.learn(slot.sequence.generated)
         emitted.append((slot.sequence, self._finished(slot.sequence, reason, now)))
-        self._leave(slot, now, WantedKind.ANSWER_END)
-
-    def _leave(self, slot: Slot, now: float, kind: WantedKind) -> None:
-        """Its answer has ended. While the device advances its state, the slot remains taken."""
-        if self._is_under_way(slot):
-            slot.go(SlotState.LEAVING)
-        else:
-            self._close_and_save(slot, now, kind)
-
-    def _close_and_save(self, slot: Slot, now: float, kind: WantedKind = WantedKind.ANSWER_END) -> None:
-        """Frees the slot: after the next step if its state goes into a snapshot, else at once."""
-        save = self._reserve_save(slot, kind, now)
-        if save is None:
-            self._close(slot, now, slot.position if slot.lease.started else 0)
-        else:
-            self._remove(slot)
-            self._closing.append(Closing(slot.sequence, save))
-
-    def _close(self, slot: Slot, now: float, valid: int = 0) -> None:
-        """Frees the slot at once; its first `valid` tokens are truly written and can be trusted."""
-        self._remove(slot)
-        self._cache.close(slot.lease, valid, now)
+        self._table.leave(slot, now, WantedKind.ANSWER_END)
 
     def _finished(self, sequence: Sequence, reason: FinishReason, now: float, error: str | None = None) -> Finished:
         assert not sequence.finished
