@@ -16,6 +16,7 @@
 // Variant: KEY_DIM=128 VALUE_DIM=128 GROUPED=1 SNAPSHOT=2
 // Variant: KEY_DIM=48 VALUE_DIM=48 SNAPSHOT=1
 #include "delta.cuh"
+#include "journal.cuh"
 #include "snapshot.cuh"
 
 constexpr int THREADS = 128;
@@ -79,8 +80,9 @@ struct Columns {
     }
   }
 
-  // Advances the columns by one token; `out` is the head's part of the token's row of reads. Called by all lanes of a warp.
-  __device__ __forceinline__ void advance(const Tokens& tokens, int t, int first, int end, float* out) {
+  // Advances the columns by one token; `out` is the head's part of the token's row of reads, `deltas` that of its entry in the journal, or
+  // null. Called by all lanes of a warp.
+  __device__ __forceinline__ void advance(const Tokens& tokens, int t, int first, int end, float* out, float* deltas) {
     float read[LANE_COLUMNS] = {}, result[LANE_COLUMNS] = {}, key_query = 0.f;
     float4 keys[VECTORS];
 #pragma unroll
@@ -105,6 +107,7 @@ struct Columns {
 #pragma unroll
       for (int v = 0; v < VECTORS; v++) part[c][v] = blend4(part[c][v], decay, keys[v], delta);
       if (mine && lane_part() == 0) out[column(first, c)] = fmaf(delta, key_query, decay * result[c]);
+      if (mine && lane_part() == 0 && deltas) deltas[column(first, c)] = delta;
     }
   }
 };
@@ -127,13 +130,15 @@ __device__ __forceinline__ void prepare_head(float* out, const float* raw, const
 }
 
 // raw [T][channels]; beta, alpha [T][num_value_heads] as projected; taps [channels][TAPS]; a, dt_bias [num_value_heads];
-// reads [T][V] out. Sequences of more than `max_tokens` tokens, or with a negative row, are skipped.
+// reads [T][V] out. Sequences of more than `max_tokens` tokens, or with a negative row, are skipped. A held sequence (journal.cuh) has at most
+// STEP_TOKENS tokens.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
 delta_decode(float* __restrict__ reads, const float* __restrict__ raw, const float* __restrict__ beta, const float* __restrict__ alpha,
              const float* __restrict__ taps, const float* __restrict__ a, const float* __restrict__ dt_bias, float* __restrict__ recurrent,
              const float* __restrict__ conv_rows, float* __restrict__ snapshot_recurrent, i64 state_elements, i64 snapshot_elements,
              const int* __restrict__ rows, const int* __restrict__ cu_seqlens, const int* __restrict__ capture_tokens, const int* __restrict__ capture_snapshots,
-             const int* __restrict__ cu_captures, int num_key_heads, int num_value_heads, int columns, int max_tokens, float epsilon) {
+             const int* __restrict__ cu_captures, const int* __restrict__ modes, const int* __restrict__ positions, float* __restrict__ journal,
+             i64 journal_elements, int journal_length, int num_key_heads, int num_value_heads, int columns, int max_tokens, float epsilon) {
   __shared__ __align__(16) Tokens tokens;
   const int sequence = blockIdx.z, head = blockIdx.y, row = rows[sequence];
   const int first = cu_seqlens[sequence], num_tokens = cu_seqlens[sequence + 1] - first;
@@ -146,6 +151,7 @@ delta_decode(float* __restrict__ reads, const float* __restrict__ raw, const flo
   Columns state;
   state.load(live, first_column, end);  // in flight while the heads are prepared
 
+  const int mode = mode_of(modes, sequence);
   const float* const kept = conv_rows + row * state_elements;
   const int key_head = key_head_of(head, num_key_heads, num_value_heads);
   for (int done = 0; done < num_tokens; done += STEP_TOKENS) {
@@ -167,18 +173,28 @@ delta_decode(float* __restrict__ reads, const float* __restrict__ raw, const flo
     }
     __syncthreads();
 
+    if (mode & WRITES_JOURNAL && blockIdx.x == 0)  // the first of the value heads that share a key writes it
+      for (int job = threadIdx.x; job < count * KEY_DIM; job += THREADS) {
+        const int t = job / KEY_DIM, d = job % KEY_DIM;
+        float* const entry = journal_entry(journal, journal_length, journal_elements, row, positions[first + done + t]);
+        if (GROUPED ? head % (num_value_heads / num_key_heads) == 0 : head < num_key_heads) entry[key_head * KEY_DIM + d] = tokens.key[t][d];
+        if (d == 0) entry[keys + values + channels + head] = tokens.decay[t];
+      }
     for (int column = first_column; column < end; column += WARPS * WARP_COLUMNS) {
       if (done || column != first_column) state.load(live, column, end);
       int capture = cu_captures[sequence];
       const int end_capture = cu_captures[sequence + 1];
       for (int t = 0; t < count; t++) {
         const int token = first + done + t;
-        state.advance(tokens, t, column, end, reads + (i64)token * values + head * VALUE_DIM);
+        float* deltas = nullptr;
+        if (mode & WRITES_JOURNAL)
+          deltas = journal_entry(journal, journal_length, journal_elements, row, positions[token]) + keys + head * VALUE_DIM;
+        state.advance(tokens, t, column, end, reads + (i64)token * values + head * VALUE_DIM, deltas);
         for (; capture < end_capture && capture_tokens[capture] <= token; capture++)
           if (capture_tokens[capture] == token && capture_snapshots[capture] >= 0)
             state.keep(snapshot_recurrent + capture_snapshots[capture] * snapshot_elements, head, num_value_heads, column, end);
       }
-      state.store(live, column, end);
+      if (!(mode & HOLDS_ROW)) state.store(live, column, end);
     }
   }
 }

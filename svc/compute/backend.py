@@ -3,13 +3,15 @@
 A backend runs a batch in this fixed order:
 
 0. move pages and states between device and host (`moves`), one after the other,
-1. copy pages (`copies`),
+1. copy pages (`copies`), and settle rows (`settles`): what is in their journals and was accepted goes into the live state,
 2. save live rows into snapshots (`saves`), for states that are in a row already: the end of an answer, a cancelled request,
 3. start rows: set to zero (`zero_rows`) or copy from a snapshot (`restores`),
 4. forward over all tokens of all `chunks` as one batch; write `captures` (the state right after a token, in mid-chunk too) and
-   the hidden row of each chunk's last token into its live row,
+   the hidden row of each chunk's last token into its live row. A chunk of drafts leaves its live row as it is and writes what
+   each token would change into the row's journal,
 5. compute the log probability of given target tokens (`scores`) after tokens of the chunks,
-6. sample (`samples`) from the hidden rows of live rows, written by this forward or by a restore.
+6. sample (`samples`) from the hidden rows of live rows, written by this forward or by a restore; or, for a chunk of drafts, from
+   that of the token before the sample's position.
 
 `memory/` hands out the numbers; the backend owns every array. A page, row or snapshot number outside the plan is our bug (assert).
 
@@ -60,13 +62,26 @@ class RowSnapshot:
     snapshot_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Take a live row from `start` to `end` tokens by replaying its journal, with the operations of the forward: the same bits.
+
+    The journal holds those tokens; of later ones it forgets nothing until they are written again.
+    """
+
+    row: int
+    start: int
+    end: int  # start < end <= start + plan.journal_tokens
+
+
 class Chunk(NamedTuple):
-    """Consecutive tokens of one sequence: one token when decoding, many when prefilling."""
+    """Consecutive tokens of one sequence: one token when decoding, many when prefilling or checking drafts."""
 
     row: int
     start: int  # absolute position of tokens[0]
     tokens: NDArray[np.int32]  # [n], n >= 1; PENDING alone, where n == 1 and nothing is captured or scored
     pages: NDArray[np.int32]  # block table: page of position p is pages[p // page_tokens]; covers [0, start + n)
+    drafted: int = 0  # of the last tokens: they may be wrong. Then the live row stays at `start`, and the journal is written
 
     @property
     def end(self) -> int:
@@ -136,6 +151,7 @@ class StepBatch:
     moves_before: int = 0  # number of moves in all earlier batches
     await_moves: bool = False  # the step ends only after its moves and all earlier ones
     copies: Sequence[PageCopy] = ()
+    settles: Sequence[Settle] = ()
     saves: Sequence[RowSnapshot] = ()
     zero_rows: Sequence[int] = ()
     restores: Sequence[RowSnapshot] = ()

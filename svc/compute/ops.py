@@ -51,6 +51,7 @@ class Caches(Protocol):
     kv: Array  # [num_pages, page_elements], kv_type
     rows: Array  # [num_rows, state_elements] float32
     snapshots: Array  # [num_snapshots, snapshot_elements] float32, or other types in words of that size
+    journal: Array  # [num_rows, journal_tokens, journal_elements] float32
     host_kv: Array  # [num_host_pages, page_elements], kv_type; in the machine's memory, like the next
     host_snapshots: Array  # [num_host_snapshots, snapshot_elements]
 
@@ -107,6 +108,10 @@ class Ops(Protocol):
     def copy_pages(self, caches: Caches, pairs: NDArray[np.int32]) -> None:
         """pairs [n, 2]: (source, target) pages."""
 
+    def settle_rows(self, caches: Caches, settles: NDArray[np.int32], *, grouped_heads: bool) -> None:
+        """settles [n, 3]: (row, start, end), no row twice. Replays the journal's entries of positions [start, end) on the row: the
+        same bits as the forward that wrote them. `grouped_heads`: as in DeltaWeights."""
+
     def save_rows(self, caches: Caches, pairs: NDArray[np.int32]) -> None:
         """pairs [n, 2]: (row, snapshot); row -> snapshot, rounded to the type of snapshots."""
 
@@ -131,7 +136,8 @@ class Ops(Protocol):
 
     def delta_mixer(self, hidden: Array, layer: DeltaWeights, inputs: StepInputs, caches: Caches) -> None:
         """Gated DeltaNet mixer: advances the recurrent and conv state of each sequence's live row through its tokens, writes the
-        state after a captured token into its snapshot (as save_rows does), and adds the output to hidden."""
+        state after a captured token into its snapshot (as save_rows does), and adds the output to hidden. A sequence's mode may
+        hold its row back and write its tokens into the journal (step_inputs.py)."""
 
     def attention_mixer(self, hidden: Array, layer: AttentionWeights, inputs: StepInputs, caches: Caches) -> None:
         """Full attention, gated or not: writes K and V of all tokens to pages, then attends reading only pages."""
@@ -143,7 +149,8 @@ class Ops(Protocol):
         """Routed experts, summed in router-rank order, plus the optional gated shared expert."""
 
     def final_hidden(self, hidden: Array, norm: Array, epsilon: float, inputs: StepInputs, caches: Caches) -> None:
-        """norm(hidden) of the last token of each sequence into its live row, and of each captured token into its snapshot."""
+        """norm(hidden) of the last token of each sequence into its live row, and of each captured token into its snapshot; or, by
+        its mode, of each of its tokens into the journal."""
 
     def hidden_rows(self, out: Array, hidden: Array, norm: Array, epsilon: float, tokens: NDArray[np.int32]) -> None:
         """out[i] = norm(hidden[tokens[i]]), out [n, C], for any tokens of the step. After the forward."""

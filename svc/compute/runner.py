@@ -8,12 +8,13 @@ tokens.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from svc.compute.backend import PENDING, Sample, Sampled, Score, Slab, StepBatch, StepRefusedError, StepResult
+from svc.compute.backend import PENDING, Sample, Sampled, Slab, StepBatch, StepRefusedError, StepResult
 from svc.compute.blocks import Blocks
 from svc.compute.forward import forward
 from svc.compute.ops import Ops
@@ -22,9 +23,13 @@ from svc.compute.step_inputs import StepInputs, build_step_inputs, pairs
 from svc.memory.plan import MemoryPlan
 from svc.memory.tiers import MoveKind
 from svc.model.arch.model import Model
+from svc.model.layers.delta import DeltaWeights
 
 MAX_LOGIT_ROWS = 64  # rows of logits in memory at once; a row of a large vocabulary is a megabyte
 
+
+Draws = tuple[list[int], Callable[[], list[Sampled]]]
+"""Indices of samples, and a function that returns their tokens."""
 
 NOTHING = Sampled(-1)  # for a row whose chunk was skipped
 
@@ -69,6 +74,7 @@ class ModelRunner:
         self._logits = ops.empty((MAX_LOGIT_ROWS, model.config.vocab_size))
         self._latest: SubmittedStep | None = None  # None if it failed
         self._idle_since = clock()
+        self._grouped_heads = any(isinstance(mixer, DeltaWeights) and mixer.grouped_heads for mixer, _ in model.layers)
 
     def run(self, batch: StepBatch) -> StepResult:
         """Runs one step; asserts that its numbers are within the plan."""
@@ -93,11 +99,13 @@ class ModelRunner:
         """Queues all operations; returns a function that waits for them. `left`: indices of the samples kept, of `num_samples`."""
         self._prepare_memory(batch)
         scores: tuple[float, ...] = ()
+        draws: list[Draws] = []
         if batch.chunks:
             inputs = build_step_inputs(batch, self.model.rope)
             self._ops.submit(self._forward, self._hidden, inputs)
             scores = self._score(batch, inputs)
-        draws = self._sample(batch)
+            draws += self._sample_drafted(batch, inputs)
+        draws += self._sample(batch)
         wait = self._ops.mark()
         captured = tuple(save.snapshot_id for save in batch.saves) + tuple(capture.snapshot_id for capture in batch.captures)
 
@@ -147,12 +155,16 @@ class ModelRunner:
         self._ops.close()
 
     def _prepare_memory(self, batch: StepBatch) -> None:
-        """Moves, copies, saves, then the rows that start: one step can save a row and fill it again for another sequence."""
+        """Moves, copies, settles, saves, then the rows that start: one step can save a row and fill it again for another
+        sequence."""
         ops, caches = self._ops, self._caches
         if self.plan.host_tier:
             ops.move(caches, batch)
         if batch.copies:
             ops.copy_pages(caches, pairs([(copy.source, copy.target) for copy in batch.copies]))
+        if batch.settles:
+            settles = np.array([(settle.row, settle.start, settle.end) for settle in batch.settles], np.int32)
+            ops.settle_rows(caches, settles, grouped_heads=self._grouped_heads)
         if batch.saves:
             ops.save_rows(caches, pairs([(save.row, save.snapshot_id) for save in batch.saves]))
         if batch.zero_rows:
@@ -162,24 +174,40 @@ class ModelRunner:
 
     def _score(self, batch: StepBatch, inputs: StepInputs) -> tuple[float, ...]:
         """Logits after each token that precedes a scored one, then one log probability per score."""
-        tokens = [_token_before(score, batch, inputs) for score in batch.scores]
-        norm, epsilon = self.model.output_norm, self.model.config.epsilon
-        hidden = self._hidden[: inputs.num_tokens]
-        by_token = self._in_blocks(tokens, lambda out, part: self._ops.hidden_rows(out, hidden, norm, epsilon, part))
+        tokens = [_token_before(score.chunk, score.position, batch, inputs) for score in batch.scores]
         results: dict[int, float] = {}
-        for logits, rows, indices in by_token:
+        for logits, rows, indices in self._in_blocks(tokens, partial(self._hidden_rows, inputs)):
             targets = [batch.scores[index].target for index in indices]
             results |= zip(indices, self._ops.logprobs(logits, rows, targets), strict=True)
         return tuple(results[index] for index in range(len(batch.scores)))
 
-    def _sample(self, batch: StepBatch) -> list[tuple[list[int], Callable[[], list[Sampled]]]]:
-        """Logits of each sampled live row, then one draw per sample: (indices of samples, a function that returns their tokens)."""
-        places = [wanted.row for wanted in batch.samples]
-        by_row = self._in_blocks(places, lambda out, part: self._ops.live_hidden(out, part, self._caches))
-        return [
-            (indices, self._ops.sample(logits, rows, [batch.samples[index] for index in indices]))
-            for logits, rows, indices in by_row
-        ]
+    def _hidden_rows(self, inputs: StepInputs, out: Any, tokens: NDArray[np.int32]) -> None:
+        norm, epsilon = self.model.output_norm, self.model.config.epsilon
+        self._ops.hidden_rows(out, self._hidden[: inputs.num_tokens], norm, epsilon, tokens)
+
+    def _sample(self, batch: StepBatch) -> list[Draws]:
+        """Logits of each sampled live row, then one draw per sample."""
+        drafted = drafted_chunks(batch)
+        places = {index: wanted.row for index, wanted in enumerate(batch.samples) if wanted.row not in drafted}
+        return self._draw(batch, places, lambda out, part: self._ops.live_hidden(out, part, self._caches))
+
+    def _sample_drafted(self, batch: StepBatch, inputs: StepInputs) -> list[Draws]:
+        """The same for chunks of drafts, whose live rows stay behind: after the token before each sample's position."""
+        drafted = drafted_chunks(batch)
+        places = {
+            index: _token_before(drafted[wanted.row], wanted.position, batch, inputs)
+            for index, wanted in enumerate(batch.samples if drafted else ())
+            if wanted.row in drafted
+        }
+        return self._draw(batch, places, partial(self._hidden_rows, inputs))
+
+    def _draw(self, batch: StepBatch, places: dict[int, int], gather: Callable[[Any, NDArray[np.int32]], None]) -> list[Draws]:
+        """`places`: index of a sample -> what `gather` fetches for it."""
+        draws, wanted = [], list(places)
+        for logits, rows, blocked in self._in_blocks(list(places.values()), gather):
+            indices = [wanted[index] for index in blocked]
+            draws.append((indices, self._ops.sample(logits, rows, [batch.samples[index] for index in indices])))
+        return draws
 
     def _in_blocks(
         self, places: Sequence[int], gather: Callable[[Any, NDArray[np.int32]], None]
@@ -201,9 +229,14 @@ class ModelRunner:
             yield out, rows, [index for place in part for index in wanted_by[place]]
 
 
-def _token_before(score: Score, batch: StepBatch, inputs: StepInputs) -> int:
-    """Index in the step of the last token before the score's position."""
-    return int(inputs.cu_seqlens[score.chunk]) + score.position - 1 - batch.chunks[score.chunk].start
+def drafted_chunks(batch: StepBatch) -> dict[int, int]:
+    """Row -> index of its chunk of drafts."""
+    return {chunk.row: index for index, chunk in enumerate(batch.chunks) if chunk.drafted}
+
+
+def _token_before(chunk: int, position: int, batch: StepBatch, inputs: StepInputs) -> int:
+    """Index in the step of the chunk's last token before a position."""
+    return int(inputs.cu_seqlens[chunk]) + position - 1 - batch.chunks[chunk].start
 
 
 def _ends(plan: MemoryPlan) -> dict[MoveKind, tuple[int, int]]:
@@ -238,6 +271,10 @@ def check_batch(batch: StepBatch, plan: MemoryPlan, max_step_tokens: int, vocab_
         assert 0 <= move.row < plan.num_rows, move
         assert 0 <= move.snapshot_id < plan.num_snapshots, move
     assert all(0 <= row < plan.num_rows for row in batch.zero_rows), batch.zero_rows
+    assert len({settle.row for settle in batch.settles}) == len(batch.settles), "a row is settled twice in a step"
+    for settle in batch.settles:
+        assert 0 <= settle.row < plan.num_rows, settle
+        assert 0 <= settle.start < settle.end <= settle.start + plan.journal_tokens, settle
     assert len({chunk.row for chunk in batch.chunks}) == len(batch.chunks), "two chunks of one row in a step"
     for chunk in batch.chunks:
         assert 0 <= chunk.row < plan.num_rows, chunk
@@ -245,6 +282,7 @@ def check_batch(batch: StepBatch, plan: MemoryPlan, max_step_tokens: int, vocab_
         assert chunk.start >= 0, chunk
         assert chunk.tokens.min() >= 0 or (batch.ahead and chunk.tokens.tolist() == [PENDING]), chunk
         assert chunk.tokens.max() < vocab_size, chunk
+        assert not chunk.drafted or 0 < chunk.drafted < len(chunk.tokens) <= plan.journal_tokens, chunk
         needed = chunk.pages[: -(-chunk.end // plan.layout.page_tokens)]
         assert len(needed) * plan.layout.page_tokens >= chunk.end or not plan.layout.page_elements, chunk
         assert len(needed) == 0 or (needed.min() >= 0 and needed.max() < plan.num_pages), chunk
@@ -252,7 +290,7 @@ def check_batch(batch: StepBatch, plan: MemoryPlan, max_step_tokens: int, vocab_
     assert len(set(written)) == len(written), "a snapshot written twice in a step"
     for capture in batch.captures:
         chunk = batch.chunks[capture.chunk]
-        assert chunk.start < capture.position <= chunk.end, (capture, chunk)
+        assert chunk.start < capture.position <= chunk.end - chunk.drafted, (capture, chunk)
         assert chunk.tokens[0] != PENDING, (capture, chunk)
         assert 0 <= capture.snapshot_id < plan.num_snapshots, capture
     for score in batch.scores:

@@ -13,6 +13,8 @@ from svc.compute.backend import StepBatch
 from svc.model.layers.rope import RopeTable
 
 Int32 = NDArray[np.int32]
+WRITES_JOURNAL, HOLDS_ROW = 1, 2  # bits of a sequence's mode: its tokens go into the row's journal; its live row stays as it is
+DRAFTED = WRITES_JOURNAL | HOLDS_ROW
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class StepInputs:
     positions: Int32  # [T] absolute position of each token
     cu_seqlens: Int32  # [B + 1] first token of each sequence; the last entry is T
     rows: Int32  # [B] live row of each sequence
+    modes: Int32  # [B] bits of each sequence; 0: it advances its live row and leaves no trace in the journal
     block_table: Int32  # [B, max_pages] page numbers, -1 beyond a sequence's pages
     capture_tokens: Int32  # [n] index into [0, T) of the token after which to capture, ascending
     capture_snapshots: Int32  # [n]
@@ -64,6 +67,7 @@ def build_step_inputs(batch: StepBatch, rope: RopeTable | None) -> StepInputs:
         positions=positions,
         cu_seqlens=cu_seqlens,
         rows=np.array([p.row for p in batch.chunks], np.int32),
+        modes=np.array([DRAFTED if p.drafted else 0 for p in batch.chunks], np.int32),
         block_table=block_table,
         capture_tokens=capture_tokens,
         capture_snapshots=np.array([snapshot_id for _, snapshot_id in captures], np.int32),

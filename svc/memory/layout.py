@@ -14,6 +14,11 @@ Three slabs, laid out alike for every backend:
   - bf16: the upper two bytes of each number, rounded to the nearest, ties to even;
   - q8: one signed byte for each number, all of a layer; then `[H_v, D_v]` float32 scales. A value column (the D_k numbers that
     one value dimension of a head has) shares the scale `largest magnitude / 127`.
+
+A fourth slab, the journal `[num_rows, journal_tokens, journal_elements]`, float32, lets a row go back or catch up (MemoryPlan has
+its length). The entry of the token at position p is number `p % journal_tokens`. Inside: for each DeltaNet layer the key
+`[H_k * D_k]` as the delta rule uses it, the correction `delta [H_v * D_v]`, the raw convolution row `[channels]`, the decays
+`[H_v]` (padded to 16); after all layers the final hidden row `[C]`. Its token advances a state by `S = decay S + key delta^T`.
 """
 
 from dataclasses import dataclass
@@ -105,6 +110,27 @@ class MemoryLayout:
     @property
     def hidden_offset(self) -> int:
         return self.num_delta_layers * (self.recurrent_elements + self.conv_elements)
+
+    # -- the journal ----------------------------------------------------------------------------------------------------------
+    @property
+    def journal_key_elements(self) -> int:
+        return (self.conv_channels - self.num_value_heads * self.value_dim) // 2
+
+    @property
+    def journal_layer_elements(self) -> int:
+        """Of one DeltaNet layer: key, delta, raw convolution row, decays."""
+        values = self.num_value_heads * self.value_dim
+        return self.journal_key_elements + values + self.conv_channels + -(-self.num_value_heads // 16) * 16
+
+    @property
+    def journal_elements(self) -> int:
+        """Of one token."""
+        return self.num_delta_layers * self.journal_layer_elements + self.hidden_size
+
+    @property
+    def journal_bytes(self) -> int:
+        """Bytes of one token."""
+        return self.journal_elements * STATE_BYTES
 
     # -- snapshots --------------------------------------------------------------------------------------------------------------
     @property

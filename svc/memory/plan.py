@@ -17,6 +17,7 @@ class MemoryPlan:
     num_snapshots: int  # snapshots that can be kept
     num_host_pages: int = 0  # on the host, for pages evicted from the device
     num_host_snapshots: int = 0
+    journal_tokens: int = 0  # of each row: how far one can be rolled back; 0: there is no journal
 
     @property
     def host_tier(self) -> bool:
@@ -39,9 +40,13 @@ class MemoryPlan:
         return self.num_snapshots * self.layout.snapshot_bytes
 
     @property
+    def journal_bytes(self) -> int:
+        return self.num_rows * self.journal_tokens * self.layout.journal_bytes
+
+    @property
     def total_bytes(self) -> int:
         """On the device."""
-        return self.kv_bytes + self.row_bytes + self.snapshot_bytes
+        return self.kv_bytes + self.row_bytes + self.snapshot_bytes + self.journal_bytes
 
     @property
     def kv_tokens(self) -> int:

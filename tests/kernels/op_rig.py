@@ -73,8 +73,10 @@ class OpRig:
         rotary_dims: int = 0,
         captures: Sequence[tuple[int, int]] = (),
         vocabulary: int = 50,
+        journal_tokens: int = 0,
     ) -> None:
-        """`captures`: (sequence, position), each into a snapshot of its own: see `snapshots`."""
+        """`captures`: (sequence, position), each into a snapshot of its own: see `snapshots`. With a journal all but the first
+        token of a sequence are drafts."""
         self.backend = backend
         self.ops = backend.make()
         self.random = np.random.default_rng(seed)
@@ -82,14 +84,15 @@ class OpRig:
         free_pages = self.random.permutation(sum(num_pages) + 3).astype(np.int32)
         self.rows = self.random.permutation(len(batch) + 2)[: len(batch)].tolist()
         self.snapshots = self.random.permutation(len(captures) + 2)[: len(captures)].tolist()
-        self.plan = MemoryPlan(layout, len(free_pages), len(batch) + 2, len(captures) + 2)
+        self.plan = MemoryPlan(layout, len(free_pages), len(batch) + 2, len(captures) + 2, journal_tokens=journal_tokens)
         self.caches = self.ops.caches(self.plan)
         self.batch = list(batch)
         self.captures = list(captures)
         self.pages = np.split(free_pages, np.cumsum(num_pages))[:-1]
         tokens = [self.random.integers(0, vocabulary, count).astype(np.int32) for _, count in batch]
         chunks = [
-            Chunk(row, start, ids, pages) for row, (start, _), ids, pages in zip(self.rows, batch, tokens, self.pages, strict=True)
+            Chunk(row, start, ids, pages, (len(ids) - 1) * bool(journal_tokens))
+            for row, (start, _), ids, pages in zip(self.rows, batch, tokens, self.pages, strict=True)
         ]
         wanted = [
             Capture(chunk, position, snapshot_id) for (chunk, position), snapshot_id in zip(captures, self.snapshots, strict=True)
@@ -100,7 +103,7 @@ class OpRig:
 
     def poison(self) -> None:
         """NaN everywhere: memory that was not written must not matter."""
-        for slab in (self.caches.kv, self.caches.rows, self.caches.snapshots):
+        for slab in (self.caches.kv, self.caches.rows, self.caches.snapshots, self.caches.journal):
             there = self.backend.read(slab)  # bytes are those of blocks, whose scales get NaN
             self.backend.write(slab, np.full_like(there, 0xFF if there.dtype == np.uint8 else np.nan))
 

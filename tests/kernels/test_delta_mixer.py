@@ -29,10 +29,13 @@ class Case:
         batch: list[tuple[int, int]],
         kind: str,
         snapshot_type: str = "f32",
+        journal_tokens: int | None = None,
     ) -> None:
         self.n_k, self.n_v, self.size, self.taps, self.grouped = shape
         self.layout = replace(delta_layout(self.n_k, self.n_v, self.size, self.taps, hidden=WIDTH), snapshot_type=snapshot_type)
-        self.rig = OpRig(backend, self.layout, batch, captures=middle_captures(batch), seed=len(batch))
+        captures = middle_captures(batch) if journal_tokens is None else every_position(batch)
+        sizes = {"seed": len(batch), "journal_tokens": journal_tokens or 0}
+        self.rig = OpRig(backend, self.layout, batch, captures=captures, **sizes)
         self.layer, self.exact = self.make_layer(kind)
         self.hidden, values = self.rig.hidden(WIDTH)
         self.values = values
@@ -178,3 +181,38 @@ def test_strong_decay_and_saturated_gates(backend: KernelBackend) -> None:
     })  # fmt: skip
     case.rig.ops.delta_mixer(case.hidden, big, case.rig.inputs, case.rig.caches)
     assert np.isfinite(backend.read(case.hidden)).all()
+
+
+def every_position(batch: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [(sequence, start + after) for sequence, (start, count) in enumerate(batch) for after in range(1, count + 1)]
+
+
+# (start, tokens): a lone token, which advances its row; entries that wrap around the journal; fewer tokens than taps.
+DRAFTS = [[(4, 2)], [(0, 5), (3, 1), (7, 8)], [(6, 3), (15, 7), (1, 2)]]
+
+
+@pytest.mark.parametrize("drafts", DRAFTS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rolled_back(backend: KernelBackend, shape: tuple[int, int, int, int, bool], drafts: list[tuple[int, int]]) -> None:
+    """Drafts give the outputs of a plain chunk and leave live rows alone; settled at any accepted token, a row has the bits that
+    the forward captured there."""
+    plain, case = (Case(backend, shape, drafts, "F32", journal_tokens=tokens) for tokens in (0, 9))
+    read, rig = backend.read, case.rig
+    before = np.array(read(rig.caches.rows))
+    plain.run()
+    case.run()
+    np.testing.assert_array_equal(read(case.hidden), read(plain.hidden))
+    after, snapshots = np.array(read(rig.caches.rows)), np.array(read(rig.caches.snapshots))
+    drafted = [sequence for sequence, (_, count) in enumerate(drafts) if count > 1]
+    held = [rig.rows[sequence] for sequence in drafted]
+    np.testing.assert_array_equal(after[held], before[held])
+    for most in (1, 2, 99):
+        backend.write(rig.caches.rows, after)
+        expected, settles = after.copy(), []
+        for sequence in drafted:
+            start, count = drafts[sequence]
+            end = start + min(most + sequence % 2, count)
+            settles.append((rig.rows[sequence], start, end))
+            expected[rig.rows[sequence]] = snapshots[rig.snapshots[rig.captures.index((sequence, end))]]
+        rig.ops.settle_rows(rig.caches, np.array(settles, np.int32), grouped_heads=shape[-1])
+        np.testing.assert_array_equal(read(rig.caches.rows), expected)

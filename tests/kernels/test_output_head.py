@@ -42,6 +42,25 @@ def test_final_hidden(backend: KernelBackend, batch: list[tuple[int, int]]) -> N
     np.testing.assert_allclose(backend.read(rig.caches.snapshots), snapshots, rtol=tolerance, atol=tolerance)
 
 
+def test_final_hidden_of_drafts(backend: KernelBackend) -> None:
+    """Drafts leave the hidden row of their live row alone; settled at an accepted token, it has that token's, as hidden_rows gives
+    it."""
+    layout, batch = delta_layout(2, 4, 16, 4, hidden=72), [(3, 4), (0, 1), (6, 2)]
+    rig = OpRig(backend, layout, batch, journal_tokens=5)
+    norm, _ = Weights(rig.ops, seed=7).norm(72)
+    hidden, _ = rig.hidden(72)
+    out = rig.ops.empty((7, 72))
+    rig.ops.hidden_rows(out, hidden, norm, 1e-6, np.arange(7, dtype=np.int32))
+    rig.ops.final_hidden(hidden, norm, 1e-6, rig.inputs, rig.caches)
+    expected = np.full((rig.plan.num_rows, 72), np.nan, np.float32)
+    expected[rig.rows[1]] = backend.read(out)[4]
+    np.testing.assert_array_equal(backend.read(rig.caches.rows)[:, layout.hidden_offset :], expected)
+    settles = np.array([(rig.rows[0], 3, 6), (rig.rows[2], 6, 8)], np.int32)
+    rig.ops.settle_rows(rig.caches, settles, grouped_heads=False)
+    expected[rig.rows[0]], expected[rig.rows[2]] = backend.read(out)[2], backend.read(out)[6]
+    np.testing.assert_array_equal(backend.read(rig.caches.rows)[:, layout.hidden_offset :], expected)
+
+
 @pytest.mark.parametrize("tokens", [[0], [21, 3, 3, 0, 23]], ids=str)
 def test_hidden_rows(backend: KernelBackend, tokens: list[int]) -> None:
     """norm(hidden) of any tokens, in any order and repeated, and nothing else is written: residual stream and caches stay."""

@@ -31,10 +31,11 @@ class CpuCaches:
         self.kv: NDArray[Any] = np.empty((plan.num_pages, layout.page_elements), KV_DTYPES[layout.kv_type])
         self.rows = np.empty((plan.num_rows, layout.state_elements), np.float32)
         self.snapshots = np.empty((plan.num_snapshots, layout.snapshot_elements), np.float32)
+        self.journal = np.empty((plan.num_rows, plan.journal_tokens, layout.journal_elements), np.float32)
         self.host_kv: NDArray[Any] = np.empty((plan.num_host_pages, layout.page_elements), KV_DTYPES[layout.kv_type])
         self.host_snapshots = np.empty((plan.num_host_snapshots, layout.snapshot_elements), np.float32)
         if poison:
-            for slab in (self.kv, self.rows, self.snapshots, self.host_kv, self.host_snapshots):
+            for slab in (self.kv, self.rows, self.snapshots, self.journal, self.host_kv, self.host_snapshots):
                 slab.view(np.uint8).fill(0xFF)  # NaN in every type
         self.slabs = structs.fill(
             structs.CacheSlabs,
@@ -50,6 +51,9 @@ class CpuCaches:
             snapshot_type=SNAPSHOT_TYPES.index(layout.snapshot_type),
             **{name: getattr(layout, name) for name in ("conv_elements", "num_delta_layers", "num_value_heads")},
             **{name: getattr(layout, name) for name in ("key_dim", "value_dim")},
+            **{name: getattr(layout, name) for name in ("journal_elements", "journal_layer_elements", "journal_key_elements")},
+            journal_tokens=plan.journal_tokens,
+            conv_channels=layout.conv_channels,
             kv_type=KV_TYPES.index(layout.kv_type),
             kv_row_elements=layout.kv_row_elements,
             page_tokens=layout.page_tokens,

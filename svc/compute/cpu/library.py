@@ -39,6 +39,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "hr_forward": [P, P, structs.Int, P, P],
     "hr_hidden_rows": [P, P, P, P, structs.Float, structs.Int, P, structs.Int],
     "hr_copy_blocks": [P, P, P, P, structs.Int, structs.Int, structs.Long],
+    "hr_settle_rows": [P, P, P, structs.Int, structs.Int],
     "hr_save_rows": [P, P, P, structs.Int],
     "hr_restore_rows": [P, P, P, P, structs.Int],
     "hr_dequantize": [P, structs.Int, P, P, structs.Long],

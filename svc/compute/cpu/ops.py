@@ -182,6 +182,10 @@ class CpuOps:
     def copy_pages(self, caches: CpuCaches, pairs: NDArray[np.int32]) -> None:
         self._copy(caches.kv, caches.kv, pairs, from_side=0)
 
+    def settle_rows(self, caches: CpuCaches, settles: NDArray[np.int32], *, grouped_heads: bool) -> None:
+        settles = np.ascontiguousarray(settles, np.int32)
+        self._kernels.call("hr_settle_rows", byref(caches.slabs), structs.address(settles), len(settles), int(grouped_heads))
+
     def save_rows(self, caches: CpuCaches, pairs: NDArray[np.int32]) -> None:
         if caches.plan.layout.snapshot_type == "f32":
             self._copy(caches.snapshots, caches.rows, pairs, from_side=0)

@@ -28,7 +28,7 @@ class Matrix(ctypes.Structure):
 
 class Inputs(ctypes.Structure):
     _fields_ = [
-        *_fields(Pointer, "tokens positions cu_seqlens rows block_table capture_tokens capture_snapshots cu_captures"),
+        *_fields(Pointer, "tokens positions cu_seqlens rows modes block_table capture_tokens capture_snapshots cu_captures"),
         *_fields(Pointer, "rope_cos rope_sin"),
         *_fields(Int, "num_tokens num_sequences max_pages num_captures rope_pairs"),
     ]
@@ -36,10 +36,11 @@ class Inputs(ctypes.Structure):
 
 class CacheSlabs(ctypes.Structure):
     _fields_ = [
-        *_fields(Pointer, "kv rows snapshots"),
+        *_fields(Pointer, "kv rows snapshots journal"),
         *_fields(Long, "page_elements state_elements hidden_offset"),
         *_fields(Long, "snapshot_elements snapshot_layer_words snapshot_scales_offset snapshot_conv_offset snapshot_hidden_offset"),
         *_fields(Long, "conv_elements"),
+        *_fields(Long, "journal_elements journal_layer_elements journal_tokens journal_key_elements conv_channels"),
         *_fields(Int, "kv_type kv_row_elements page_tokens snapshot_type num_delta_layers num_value_heads key_dim value_dim"),
     ]
 
@@ -112,7 +113,7 @@ def fill(structure: type[ctypes.Structure], source: Any, **others: Any) -> Any:
 
 def step_inputs(inputs: StepInputs) -> Inputs:
     """Valid as long as `inputs` is alive."""
-    arrays = (inputs.tokens, inputs.positions, inputs.cu_seqlens, inputs.rows, inputs.block_table)
+    arrays = (inputs.tokens, inputs.positions, inputs.cu_seqlens, inputs.rows, inputs.modes, inputs.block_table)
     assert all(array.dtype == np.int32 for array in arrays), [array.dtype for array in arrays]
     return fill(  # type: ignore[no-any-return]
         Inputs,

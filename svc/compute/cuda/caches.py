@@ -21,6 +21,7 @@ class CudaCaches:
         self.kv = device.empty((plan.num_pages, layout.page_elements), KV_DTYPES[layout.kv_type])
         self.rows = device.empty((plan.num_rows, layout.state_elements), np.float32)
         self.snapshots = device.empty((plan.num_snapshots, layout.snapshot_elements), np.float32)
+        self.journal = device.empty((plan.num_rows, plan.journal_tokens, layout.journal_elements), np.float32)
         # The snapshot that is on its way from the host to a live row, if that is no mere copy; and its pair (row 0, snapshot 0).
         arriving = layout.lossy_snapshots and plan.num_host_snapshots > 0
         self.arriving = device.empty((int(arriving), layout.snapshot_elements), np.float32)
@@ -30,4 +31,4 @@ class CudaCaches:
 
     @property
     def states(self) -> DeltaStates:
-        return DeltaStates(self.plan.layout, self.rows, self.snapshots)
+        return DeltaStates(self.plan.layout, self.rows, self.snapshots, self.journal)

@@ -36,6 +36,8 @@ class DeltaInputs:
     capture_snapshots: DeviceArray
     cu_captures: DeviceArray
     rounds: tuple[tuple[DeviceArray, DeviceArray], ...]  # (chunks, cu_chunks) of ChunkPlan.rounds
+    modes: DeviceArray | None = None  # None: no sequence uses the journal
+    positions: DeviceArray | None = None  # with `modes`
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class DeltaStates:
     layout: MemoryLayout
     rows: DeviceArray
     snapshots: DeviceArray
+    journal: DeviceArray | None = None  # [n, tokens, journal_elements]
 
     def __post_init__(self) -> None:
         # Kernels move 16 bytes at once.
@@ -76,6 +79,12 @@ class DeltaStates:
 
     def snapshot_conv(self, layer: int) -> DeviceArray | None:
         return self._from(self.snapshots, self.layout.snapshot_conv_offset(layer))
+
+    def journal_part(self, offset: int) -> tuple[DeviceArray | None, int, int]:
+        """The journal from an offset in its first entry on, elements of an entry, entries of a row."""
+        if self.journal is None or not self.journal.size:
+            return None, 0, 0
+        return self._from(self.journal, offset), self.layout.journal_elements, self.journal.shape[1]
 
     @staticmethod
     def _from(slab: DeviceArray, offset: int) -> DeviceArray | None:
@@ -164,7 +173,7 @@ class _Call:
             "delta_decode", grid, 128,
             reads, *self._before_conv(projected),
             states.recurrent(layer.index), self._conv_rows, states.snapshot_recurrent(layer.index), *self._strides,
-            step.rows, step.cu_seqlens, *self._captures,
+            step.rows, step.cu_seqlens, *self._captures, step.modes, step.positions, *states.journal_part(self._journal_offset),
             layer.num_key_heads, layer.num_value_heads, columns, step.step_tokens, layer.epsilon,
         )  # fmt: skip
 
@@ -194,18 +203,23 @@ class _Call:
 
     def finish(self, out: DeviceArray, projected: DeltaProjected) -> None:
         layer, states, step = self.layer, self.states, self.step
+        raw_offset = self._journal_offset + states.layout.journal_key_elements + layer.num_value_heads * layer.value_dim
         norm_blocks = -(-step.num_tokens * layer.num_value_heads // 8)
         self._launch(
             "delta_finish", (norm_blocks + step.num_sequences * -(-layer.channels // 256),), 256,
             out, out, projected.gate, layer.output_norm, projected.raw,
             self._conv_rows, states.snapshot_conv(layer.index), *self._strides,
-            step.rows, step.cu_seqlens, *self._captures,
+            step.rows, step.cu_seqlens, *self._captures, step.modes, step.positions, *states.journal_part(raw_offset),
             step.num_tokens, step.num_sequences, layer.num_value_heads, layer.channels, norm_blocks, layer.epsilon,
         )  # fmt: skip
 
     @property
     def _conv_rows(self) -> DeviceArray | None:
         return self.states.conv(self.layer.index)
+
+    @property
+    def _journal_offset(self) -> int:
+        return self.layer.index * self.states.layout.journal_layer_elements
 
     @property
     def _strides(self) -> tuple[int, int]:

@@ -63,7 +63,7 @@ class StepLimits:
         """Words of four bytes for all arrays of a step."""
         num_rounds = -(-self.all_chunks // max(1, self.chunks))
         sizes = [
-            *(self.tokens, self.tokens, self.sequences + 1, self.sequences, self.sequences * self.table_width),
+            *(self.tokens, self.tokens, self.sequences + 1, self.sequences, self.sequences, self.sequences * self.table_width),
             *(self.captures, self.captures, self.sequences + 1),
             *(*(4 * self.chunks,) * num_rounds, *(self.sequences + 1,) * num_rounds),
             *(self.tokens * self.rotary_dims // 2,) * 2,
@@ -101,7 +101,7 @@ class InputsUploader:
         plan = plan_chunks(inputs, ALL_STEPS if self._exact else STEP_TOKENS)
         rounds = plan.rounds(plan.num_chunks if self._limits is None else min(plan.num_chunks, self._limits.chunks))
         arrays = {
-            **{name: getattr(inputs, name) for name in ("tokens", "positions", "cu_seqlens", "rows", "block_table")},
+            **{name: getattr(inputs, name) for name in ("tokens", "positions", "cu_seqlens", "rows", "modes", "block_table")},
             **{name: getattr(inputs, name) for name in ("capture_tokens", "capture_snapshots", "cu_captures")},
             **{f"chunks {number}": chunks for number, (chunks, _) in enumerate(rounds)},
             **{f"cu_chunks {number}": cu_chunks for number, (_, cu_chunks) in enumerate(rounds)},
@@ -121,6 +121,8 @@ class InputsUploader:
             any_steps=plan.any_steps,
             **{name: there[name] for name in ("cu_seqlens", "rows", "capture_tokens", "capture_snapshots", "cu_captures")},
             rounds=tuple((there[f"chunks {number}"], there[f"cu_chunks {number}"]) for number in range(len(rounds))),
+            modes=there["modes"] if inputs.modes.any() else None,
+            positions=there["positions"] if inputs.modes.any() else None,
         )
         return DeviceInputs(there["tokens"], there["rows"] if decode_plan else None, attention, delta)
 

@@ -31,10 +31,11 @@ class DecodeShape:
 
     @classmethod
     def of(cls, inputs: StepInputs, limits: StepLimits, *, exact: bool = False) -> "DecodeShape | None":
-        """The smallest shape that holds a step; None if no graph can: prefill, captures, more sequences than any bucket."""
+        """The smallest shape that holds a step; None if no graph can: prefill, captures, drafts, more sequences than any
+        bucket."""
         count = inputs.num_sequences
         sequences = next((bucket for bucket in DECODE_BUCKETS if count <= bucket <= limits.sequences), None)
-        if inputs.num_tokens != count or len(inputs.capture_tokens) or sequences is None:
+        if inputs.num_tokens != count or len(inputs.capture_tokens) or inputs.modes.any() or sequences is None:
             return None
         splits = -(-(int(inputs.positions.max()) + 1) // SPLIT_TOKENS)
         rounded = 1 << (splits - 1).bit_length()
@@ -56,6 +57,7 @@ class DecodeShape:
             positions=np.pad(inputs.positions, (0, extra)),
             cu_seqlens=np.arange(self.sequences + 1, dtype=np.int32),
             rows=np.pad(inputs.rows, (0, extra), constant_values=-1),
+            modes=np.pad(inputs.modes, (0, extra)),
             block_table=table,
             cu_captures=np.zeros(self.sequences + 1, np.int32),
             rope_cos=np.pad(inputs.rope_cos, ((0, extra), (0, 0))),

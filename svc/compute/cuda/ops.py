@@ -16,6 +16,7 @@ from svc.compute.cuda.arena import Arena
 from svc.compute.cuda.caches import CudaCaches
 from svc.compute.cuda.copy_blocks import copy_blocks, zero_blocks
 from svc.compute.cuda.delta_core import STATE_ORDER
+from svc.compute.cuda.delta_settle import settle_rows
 from svc.compute.cuda.device import Device, DeviceArray
 from svc.compute.cuda.device_inputs import DeviceInputs, InputsUploader, StepLimits
 from svc.compute.cuda.embed import embed
@@ -115,7 +116,7 @@ class CudaOps:
         self._graphs = DecodeGraphs()
         self._arena.reserve(scratch_bytes(config, limits, logit_rows))
         self._inputs.reserve(limits)
-        self._lists = PackedUpload(self.device, 2 * LIST_ENTRIES, depth=LISTS_AT_ONCE)
+        self._lists = PackedUpload(self.device, 3 * LIST_ENTRIES, depth=LISTS_AT_ONCE)
         self._sampler = DeviceSampler(self.device, config.vocab_size, plan.num_rows)
         self._scorer = DeviceScorer(self.device)
 
@@ -192,6 +193,11 @@ class CudaOps:
         for part in _parts(pairs):
             copy_blocks(self.device, caches.kv, caches.kv, self._uploaded(part))
 
+    def settle_rows(self, caches: CudaCaches, settles: NDArray[np.int32], *, grouped_heads: bool) -> None:
+        for part in _parts(settles):
+            slabs = caches.rows, caches.journal
+            settle_rows(self.device, caches.plan.layout, *slabs, self._uploaded(part), grouped_heads=grouped_heads)
+
     def save_rows(self, caches: CudaCaches, pairs: NDArray[np.int32]) -> None:
         for part in _parts(pairs):
             save_rows(self.device, caches.plan.layout, caches.snapshots, caches.rows, self._uploaded(part))
@@ -251,8 +257,11 @@ class CudaOps:
 
     def final_hidden(self, hidden: DeviceArray, norm: DeviceArray, epsilon: float, inputs: StepInputs, caches: CudaCaches) -> None:
         delta, layout = self._on_device(inputs).delta, caches.plan.layout
-        slabs = output_head.HiddenSlabs(caches.rows, caches.snapshots, layout.hidden_offset, layout.snapshot_hidden_offset)
-        kept = output_head.KeptTokens(delta.cu_seqlens, delta.rows, delta.capture_tokens, delta.capture_snapshots)
+        journal = caches.states.journal_part(layout.num_delta_layers * layout.journal_layer_elements)
+        offsets = layout.hidden_offset, layout.snapshot_hidden_offset
+        slabs = output_head.HiddenSlabs(caches.rows, caches.snapshots, *offsets, journal)
+        captures = delta.capture_tokens, delta.capture_snapshots
+        kept = output_head.KeptTokens(delta.cu_seqlens, delta.rows, *captures, delta.modes, delta.positions)
         output_head.final_hidden(self.device, slabs, hidden, norm, epsilon, kept)
 
     def hidden_rows(

@@ -16,6 +16,7 @@ class HiddenSlabs:
     snapshots: DeviceArray
     offset: int
     snapshot_offset: int
+    journal: tuple[DeviceArray | None, int, int] = (None, 0, 0)  # from the first entry's hidden row on: DeltaStates.journal_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class KeptTokens:
     rows: DeviceArray
     capture_tokens: DeviceArray
     capture_snapshots: DeviceArray
+    modes: DeviceArray | None = None  # of each sequence, with `positions` [T]; None: none uses the journal
+    positions: DeviceArray | None = None
 
 
 def final_hidden(
@@ -40,7 +43,8 @@ def final_hidden(
     kept: KeptTokens,
     stream: Stream | None = None,
 ) -> None:
-    """norm(hidden) of each sequence's last token into its live row, of each captured token into its snapshot; hidden [T, C]."""
+    """norm(hidden) of each sequence's last token into its live row, of each captured token into its snapshot; by its mode, of each
+    of its tokens into the journal. hidden [T, C]."""
     columns, sequences, captures = hidden.shape[1], kept.rows.shape[0], kept.capture_snapshots.shape[0]
     stride = slabs.rows.shape[1]
     snapshot_stride = slabs.snapshots.shape[1]
@@ -52,7 +56,8 @@ def final_hidden(
         args = (
             *(slabs.rows, slabs.snapshots, hidden, weight),
             *(kept.cu_seqlens, kept.rows, kept.capture_tokens, kept.capture_snapshots),
-            *(sequences, stride, slabs.offset, snapshot_stride, slabs.snapshot_offset, columns, epsilon),
+            *(sequences, stride, slabs.offset, snapshot_stride, slabs.snapshot_offset),
+            *(kept.modes, kept.positions, *slabs.journal, columns, epsilon),
         )
         kernel = device.module("output_head").kernel("final_hidden")
         device.launch(kernel, (sequences + captures,), (_threads(columns),), args, stream=stream)

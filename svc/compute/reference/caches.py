@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.reference.kv_pages import fresh_pages
-from svc.compute.reference.math import Float32
+from svc.compute.reference.math import Float32, key_heads
 from svc.compute.reference.snapshot_cells import pack, unpack
 from svc.memory.plan import MemoryPlan
 
@@ -25,6 +25,8 @@ class ReferenceCaches:
         self.kv = fresh_pages(plan.num_pages, layout.page_elements, layout.kv_type)
         self.rows: Float32 = np.full((plan.num_rows, layout.state_elements), np.nan, np.float32)
         self.snapshots: Float32 = np.full((plan.num_snapshots, layout.snapshot_elements), np.nan, np.float32)
+        journal = plan.num_rows, plan.journal_tokens, layout.journal_elements
+        self.journal: Float32 = np.full(journal, np.nan, np.float32)
         self.host_kv = fresh_pages(plan.num_host_pages, layout.page_elements, layout.kv_type)
         self.host_snapshots: Float32 = np.full((plan.num_host_snapshots, layout.snapshot_elements), np.nan, np.float32)
 
@@ -51,6 +53,20 @@ class ReferenceCaches:
     def hidden(self) -> Float32:
         """View [num_rows, C] of the final hidden rows of the live rows."""
         return self.rows[:, self.plan.layout.hidden_offset :]
+
+    def entry(self, row: int, position: int) -> Float32:
+        """View [journal_elements] of the journal's entry of a token."""
+        entry: Float32 = self.journal[row, position % self.plan.journal_tokens]
+        return entry
+
+    def entry_parts(self, row: int, position: int, layer: int) -> tuple[Float32, Float32, Float32, Float32]:
+        """Views of a DeltaNet layer's parts of an entry: keys [H_k, D_k], delta [H_v, D_v], raw row [channels], decays [H_v]."""
+        layout = self.plan.layout
+        keys, values = layout.journal_key_elements, layout.num_value_heads * layout.value_dim
+        start = layer * layout.journal_layer_elements
+        part = self.entry(row, position)[start : start + layout.journal_layer_elements]
+        key, delta, raw, decay = np.split(part, np.cumsum([keys, values, layout.conv_channels]))
+        return key.reshape(-1, layout.key_dim), delta.reshape(-1, layout.value_dim), raw, decay[: layout.num_value_heads]
 
     def keep_recurrent(self, snapshot_id: int, layer: int, state: Float32) -> None:
         """A layer's state [H_v, D_k, D_v] into a snapshot, in the snapshots' type."""
@@ -90,6 +106,21 @@ def copy_pages(caches: ReferenceCaches, pairs: NDArray[np.int32]) -> None:
     """In order: a page may be a target first and a source later."""
     for source, target in pairs:
         caches.kv[target] = caches.kv[source]
+
+
+def settle_rows(caches: ReferenceCaches, settles: NDArray[np.int32], *, grouped_heads: bool) -> None:
+    for row, start, end in settles.tolist():
+        for layer in range(caches.plan.layout.num_delta_layers):
+            state, conv = caches.recurrent(layer)[row], caches.conv(layer)[row]
+            raws = [conv]
+            for position in range(start, end):
+                key, delta, raw, decay = caches.entry_parts(row, position, layer)
+                key = key[key_heads(len(delta), len(key), grouped=grouped_heads)]
+                state *= decay[:, None, None]
+                state += key[:, :, None] * delta[:, None, :]
+                raws.append(raw[None])
+            conv[:] = np.concatenate(raws)[-len(conv) :]
+        caches.hidden[row] = caches.entry(row, end - 1)[-caches.plan.layout.hidden_size :]
 
 
 def save_rows(caches: ReferenceCaches, pairs: NDArray[np.int32]) -> None:

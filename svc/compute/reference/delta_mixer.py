@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.reference.caches import ReferenceCaches
-from svc.compute.reference.math import Float32, l2_norm, rms_norm, sigmoid, silu, softplus
-from svc.compute.step_inputs import StepInputs
+from svc.compute.reference.math import Float32, key_heads, l2_norm, rms_norm, sigmoid, silu, softplus
+from svc.compute.step_inputs import HOLDS_ROW, WRITES_JOURNAL, StepInputs
 from svc.model.layers.delta import DeltaWeights
 
 
@@ -44,10 +44,7 @@ def delta_mixer(hidden: Float32, layer: DeltaWeights, inputs: StepInputs, caches
 
 def key_head_of(layer: DeltaWeights) -> NDArray[np.intp]:
     """[H_v]: the key head of each value head."""
-    value_heads = np.arange(layer.num_value_heads)
-    if layer.grouped_heads:
-        return value_heads // (layer.num_value_heads // layer.num_key_heads)
-    return value_heads % layer.num_key_heads
+    return key_heads(layer.num_value_heads, layer.num_key_heads, grouped=layer.grouped_heads)
 
 
 def split_heads(conv: Float32, layer: DeltaWeights) -> tuple[Float32, Float32, Float32]:
@@ -73,7 +70,11 @@ def _convolve(raw: Float32, layer: DeltaWeights, inputs: StepInputs, caches: Ref
         for token, snapshot_id in captures_of(sequence, inputs):
             after = token - start + 1
             snapshots[snapshot_id] = window[after : after + num_rows]
-        live[row] = window[end - start :]
+        if inputs.modes[sequence] & WRITES_JOURNAL:
+            for token in range(start, end):
+                caches.entry_parts(row, inputs.positions[token], layer.index)[2][:] = raw[token]
+        if not inputs.modes[sequence] & HOLDS_ROW:
+            live[row] = window[end - start :]
     return silu(out)
 
 
@@ -102,7 +103,11 @@ def _recur(
             out[t] = np.einsum("hkv,hk->hv", state, query[t])
             if t in snapshot_after:
                 caches.keep_recurrent(snapshot_after[t], layer.index, state)
-        live[row] = state
+            if inputs.modes[sequence] & WRITES_JOURNAL:
+                keys, deltas, _, decays = caches.entry_parts(row, inputs.positions[t], layer.index)
+                keys[key_head_of(layer)], deltas[:], decays[:] = key[t], delta, decay[t]
+        if not inputs.modes[sequence] & HOLDS_ROW:
+            live[row] = state
     return out
 
 

@@ -37,3 +37,9 @@ def softmax(x: Float32) -> Float32:
     """Over the last axis."""
     e = np.exp(x - np.max(x, axis=-1, keepdims=True))
     return np.asarray(e / np.sum(e, axis=-1, keepdims=True), np.float32)
+
+
+def key_heads(num_value_heads: int, num_key_heads: int, *, grouped: bool) -> NDArray[np.intp]:
+    """[H_v]: the key head of each value head of a DeltaNet layer."""
+    value_heads = np.arange(num_value_heads)
+    return value_heads // (num_value_heads // num_key_heads) if grouped else value_heads % num_key_heads

@@ -95,6 +95,7 @@ class ReferenceOps:
         write_numpy(getattr(caches, slab.value), places, blocks)
 
     copy_pages = staticmethod(cache_ops.copy_pages)
+    settle_rows = staticmethod(cache_ops.settle_rows)
     save_rows = staticmethod(cache_ops.save_rows)
     restore_rows = staticmethod(cache_ops.restore_rows)
     zero_rows = staticmethod(cache_ops.zero_rows)

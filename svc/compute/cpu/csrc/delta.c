@@ -7,6 +7,7 @@
 #include "matmul.h"
 #include "ops.h"
 #include "snapshot_cells.h"
+#include "journal.h"
 
 #define PANEL 64 /* value columns at once: 64 x 128 floats are 32 KiB, which stay in L1 for all tokens */
 #define WIDE_PANEL (SIMD_AVX512 ? 128 : PANEL) /* for a single token, which reads the state from memory: whole rows, if registers hold them */
@@ -36,6 +37,15 @@ ALWAYS_INLINE float *live_state(const delta_job *j, int sequence) {
 /* This layer's part of the snapshot of a capture. */
 ALWAYS_INLINE float *snapshot_part(const delta_job *j, int capture) {
     return snapshot_layer(j->c, j->c->snapshots, j->in->capture_snapshots[capture], j->l->index);
+}
+
+/* This layer's part of the journal's entry of a token; NULL if its sequence writes none. */
+ALWAYS_INLINE float *journal_entry(const delta_job *j, int token) {
+    int sequence = j->sequence[token];
+    if (!(j->in->modes[sequence] & WRITES_JOURNAL)) {
+        return NULL;
+    }
+    return journal_layer(j->c, j->in->rows[sequence], j->in->positions[token], j->l->index);
 }
 
 /* The raw convolution row `index` tokens after the first of the sequence; negative: rows kept from before. */
@@ -87,6 +97,11 @@ static void token_task(void *context, int token, int worker) {
         f32x16 step = v_softplus(v_add(v_load_n(decay, n), v_load_n(l->dt_bias + h, n)));
         v_store(decay, v_exp(v_mul(v_load_n(l->a + h, n), step)));
     }
+    float *entry = journal_entry(j, token);
+    if (entry) {
+        memcpy(entry, mixed + j->keys, (size_t)j->keys * sizeof *entry);
+        memcpy(entry + j->keys + j->values + j->channels, j->decay + (size_t)token * (size_t)j->padded_heads, (size_t)j->padded_heads * sizeof *entry);
+    }
 }
 
 /* -- recurrence --------------------------------------------------------------------------------------------------------------- */
@@ -95,6 +110,7 @@ typedef struct {
     const float *query, *key, *value;
     float decay, beta;
     float *result;
+    float *delta; /* where the journal keeps it; NULL: nowhere */
 } head_token;
 
 /* A panel of `vectors` x 16 columns. Per token: S = decay S; seen = S'k; delta = beta (v - seen); S += k delta'; o = S'q.
@@ -125,6 +141,9 @@ ALWAYS_INLINE void end_token(int vectors, int key_dim, const head_token *h, cons
         delta[i] = v_mul(beta, v_sub(v_load(h->value + i * LANES), seen[i]));
         sum[i] = seen[i] = v_zero();
     }
+    if (h->delta) {
+        EACH_VECTOR { v_store(h->delta + i * LANES, delta[i]); }
+    }
     for (int k = 0; k < key_dim; k++) {
         f32x16 key = v_set1(h->key[k]), query = v_set1(h->query[k]), next_key = next ? v_set1(next->key[k]) : v_zero();
         EACH_VECTOR {
@@ -146,7 +165,8 @@ ALWAYS_INLINE void end_token(int vectors, int key_dim, const head_token *h, cons
 
 ALWAYS_INLINE head_token token_of_head(const delta_job *j, int token, int head, int column) {
     const delta_layer *l = j->l;
-    int key_head = l->grouped_heads ? head / (l->num_value_heads / l->num_key_heads) : head % l->num_key_heads;
+    int key_head = key_head_of(head, l->num_value_heads, l->num_key_heads, l->grouped_heads);
+    float *entry = journal_entry(j, token);
     const float *mixed = j->mixed + (size_t)token * (size_t)j->channels;
     size_t gate = (size_t)token * (size_t)j->padded_heads + (size_t)head;
     return (head_token){
@@ -156,6 +176,7 @@ ALWAYS_INLINE head_token token_of_head(const delta_job *j, int token, int head, 
         .decay = j->decay[gate],
         .beta = j->beta[gate],
         .result = j->result + (size_t)token * (size_t)j->values + head * l->value_dim + column,
+        .delta = entry ? entry + j->keys + head * l->value_dim + column : NULL,
     };
 }
 
@@ -166,8 +187,11 @@ ALWAYS_INLINE void run_panel(int vectors, const delta_job *j, int sequence, int 
     int first = j->in->cu_seqlens[sequence], last = j->in->cu_seqlens[sequence + 1] - 1, width = vectors * LANES;
     int capture = j->in->cu_captures[sequence], end_capture = j->in->cu_captures[sequence + 1];
     size_t place = j->recurrent_offset + ((size_t)head * (size_t)l->key_dim) * (size_t)l->value_dim + (size_t)column;
-    float *live = live_state(j, sequence) + place;
+    const float *live = live_state(j, sequence) + place;
     size_t ld = (size_t)l->value_dim;
+    int holds = j->in->modes[sequence] & HOLDS_ROW; /* then the last state goes where nobody looks */
+    float *to = holds ? panel : live_state(j, sequence) + place;
+    size_t ld_to = holds ? (size_t)width : ld;
     panel_place at = {head, column};
     head_token h = token_of_head(j, first, head, column);
     f32x16 seen[WIDE_PANEL / LANES];
@@ -186,12 +210,12 @@ ALWAYS_INLINE void run_panel(int vectors, const delta_job *j, int sequence, int 
         h = next;
     }
     if (first < last) {
-        end_token(vectors, l->key_dim, &h, NULL, panel, (size_t)width, live, ld, NULL, fetch, seen);
+        end_token(vectors, l->key_dim, &h, NULL, panel, (size_t)width, to, ld_to, NULL, fetch, seen);
     } else {
-        end_token(vectors, l->key_dim, &h, &h.decay, live, ld, live, ld, NULL, fetch, seen);
+        end_token(vectors, l->key_dim, &h, &h.decay, live, ld, to, ld_to, NULL, fetch, seen);
     }
     for (; capture < end_capture; capture++) {
-        pack_panel(j->c, snapshot_part(j, capture), at, live, ld, width);
+        pack_panel(j->c, snapshot_part(j, capture), at, to, ld_to, width);
     }
 }
 
@@ -220,8 +244,11 @@ static void keep_conv_rows(const delta_job *j, int sequence) {
             memcpy(target, raw_row(j, sequence, count - kept + i), bytes);
         }
     }
-    int count = j->in->cu_seqlens[sequence + 1] - first;
-    for (int i = 0; i < kept; i++) {
+    int count = j->in->cu_seqlens[sequence + 1] - first, mode = j->in->modes[sequence];
+    for (int i = 0; mode & WRITES_JOURNAL && i < count; i++) {
+        memcpy(journal_entry(j, first + i) + j->keys + j->values, raw_row(j, sequence, i), bytes);
+    }
+    for (int i = 0; !(mode & HOLDS_ROW) && i < kept; i++) {
         float *target = live_state(j, sequence) + j->conv_offset + (size_t)i * (size_t)j->channels;
         memmove(target, raw_row(j, sequence, count - kept + i), bytes);
     }
@@ -313,7 +340,7 @@ EXPORT int hr_delta_mixer(runtime *rt, float *hidden, const delta_layer *l, cons
     j.result = arena_floats(rt, tokens * (size_t)j.values);
     j.beta = arena_floats(rt, tokens * (size_t)j.padded_heads);
     j.decay = arena_floats(rt, tokens * (size_t)j.padded_heads);
-    reserve_scratch(rt, (size_t)PANEL * (size_t)l->key_dim);
+    reserve_scratch(rt, (size_t)WIDE_PANEL * (size_t)l->key_dim);
     if (rt->out_of_memory) {
         return -1;
     }

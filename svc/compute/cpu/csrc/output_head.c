@@ -1,11 +1,19 @@
 /* From the residual stream to logits: the final norm and the product with the output matrix (lm_head). */
 #include "matmul.h"
 #include "ops.h"
+#include "journal.h"
 
-/* norm(hidden) [T][C] of each sequence's last token into its live row, of each captured token into its snapshot. */
+/* norm(hidden) [T][C] of each sequence's last token into its live row, of each captured token into its snapshot; by its mode, of each of
+ * its tokens into the journal. */
 EXPORT int hr_final_hidden(runtime *rt, const float *hidden, const float *weight, float epsilon, int size, const step_inputs *in, const caches *c) {
     (void)rt;
     for (int s = 0; s < in->num_sequences; s++) {
+        for (int t = in->cu_seqlens[s]; in->modes[s] & WRITES_JOURNAL && t < in->cu_seqlens[s + 1]; t++) {
+            rms_norm(hidden + (size_t)t * (size_t)size, weight, epsilon, size, journal_hidden(c, in->rows[s], in->positions[t]));
+        }
+        if (in->modes[s] & HOLDS_ROW) {
+            continue;
+        }
         float *row = c->rows + (int64_t)in->rows[s] * c->state_elements + c->hidden_offset;
         rms_norm(hidden + (size_t)(in->cu_seqlens[s + 1] - 1) * (size_t)size, weight, epsilon, size, row);
     }

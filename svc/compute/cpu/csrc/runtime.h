@@ -18,22 +18,25 @@ typedef struct { /* a matrix [rows][cols], or `experts` of them, in its file typ
 } matrix;
 
 typedef struct { /* svc/compute/step_inputs.py */
-    const int32_t *tokens, *positions, *cu_seqlens, *rows, *block_table, *capture_tokens, *capture_snapshots, *cu_captures;
+    const int32_t *tokens, *positions, *cu_seqlens, *rows, *modes, *block_table, *capture_tokens, *capture_snapshots, *cu_captures;
     const float *rope_cos, *rope_sin; /* [T][rope_pairs] */
     int32_t num_tokens, num_sequences, max_pages, num_captures, rope_pairs;
 } step_inputs;
 
 enum { KV_F32, KV_F16, KV_Q8_0, KV_Q4_0 };
 enum { SNAPSHOT_F32, SNAPSHOT_BF16, SNAPSHOT_Q8 };
+enum { WRITES_JOURNAL = 1, HOLDS_ROW = 2 }; /* bits of a sequence's mode */
 
 typedef struct { /* svc/memory/layout.py */
     void *kv;
-    float *rows, *snapshots;
+    float *rows, *snapshots, *journal;
     int64_t page_elements, state_elements, hidden_offset;
     int64_t snapshot_elements, snapshot_layer_words;              /* of a snapshot; of one DeltaNet layer in it */
     int64_t snapshot_scales_offset, snapshot_conv_offset;         /* in a layer's part, behind its recurrent state */
     int64_t snapshot_hidden_offset;
     int64_t conv_elements;                                        /* of one DeltaNet layer */
+    int64_t journal_elements, journal_layer_elements;             /* of one token; of one DeltaNet layer in it */
+    int64_t journal_tokens, journal_key_elements, conv_channels;
     int32_t kv_type, kv_row_elements, page_tokens, snapshot_type, num_delta_layers, num_value_heads, key_dim, value_dim;
 } caches;
 
