@@ -44,6 +44,7 @@ from svc.slots.idle_check import IdleCheck
 from svc.slots.operator_pins import OperatorPins
 from svc.slots.scheduler import Scheduler
 from svc.slots.slot_files import SlotFiles
+from svc.slots.speculator import Speculator
 
 uvloop: ModuleType | None
 try:
@@ -225,12 +226,14 @@ def _engine(
     def warn(event: str, reason: str) -> None:
         logger.warning(event, reason=reason)
 
+    journal_tokens = loaded.runner.plan.journal_tokens
     scheduler = Scheduler(
         cache,
         context_tokens=loaded.context_tokens,
         budget=budget,
         max_queue=config.max_queue,
         capture_every_tokens=config.capture_every_tokens,
+        speculator=Speculator(journal_tokens - 1, capture_every=config.capture_every_tokens) if journal_tokens else None,
         pins=OperatorPins(cache, None if config.pin_bytes == "auto" else config.pin_bytes, warn),
     )
 

@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from svc.sampling_defaults import SamplingDefaults
+from svc.draft_settings import DraftSettings
 
 
-class ChatSettings(SamplingDefaults, frozen=True, kw_only=True):
+class ChatSettings(DraftSettings, frozen=True, kw_only=True):
     """What requests may say themselves is the default of those that do not. (Structs have one base: hence the chain.)"""
 
     prefill_assistant: Annotated[

@@ -195,7 +195,6 @@ class Config(RopeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_step_ms: Annotated[float, Meta(gt=0, le=60000, description="longest step in milliseconds while other requests stream")] = (
         100.0
     )
-
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="least severe messages logged")] = "info"
     log_format: Annotated[
         Literal["auto", "json", "console"], Meta(description="form of log lines; auto: console on a terminal, json otherwise")

@@ -254,6 +254,8 @@ def _counters(stats: EngineStats) -> Iterator[Metric]:
         "forced_tokens": ("Tokens generated that a grammar left no choice of, and that no step sampled", engine.forced_tokens),
         "prefill_tokens": ("Prompt tokens evaluated", engine.prefill_tokens),
         "decode_tokens": ("Generated tokens evaluated", engine.decode_tokens),
+        "draft_tokens": ("Tokens proposed for an answer and evaluated to check them", engine.drafts),
+        "draft_tokens_accepted": ("Proposed tokens that were right", engine.accepted_drafts),
         "steps": ("Steps of the device", engine.steps),
         "step_seconds": ("Seconds of device work", engine.step_s),
         "num_preemptions": ("Sequences that lost their slot for lack of pages", engine.preemptions),

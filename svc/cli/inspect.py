@@ -85,6 +85,8 @@ class MemoryReport(msgspec.Struct, frozen=True):
     num_host_snapshots: int
     num_slots: int
     slot_bytes: int
+    journal_tokens: int  # of each slot: how far it can be rolled back
+    journal_bytes: int
 
 
 class GpuReport(msgspec.Struct, frozen=True):
@@ -220,6 +222,8 @@ def _memory_report(plan: MemoryPlan, context_tokens: int) -> MemoryReport:
         num_host_snapshots=plan.num_host_snapshots,
         num_slots=plan.num_rows,
         slot_bytes=plan.row_bytes,
+        journal_tokens=plan.journal_tokens,
+        journal_bytes=plan.journal_bytes,
     )
 
 
@@ -242,6 +246,7 @@ def render(report: Inspection) -> str:
         ("snapshot_bytes", f"{_bytes(memory.snapshot_bytes)}: {memory.num_snapshots} snapshots"),
         ("host tier", _host_tier(memory)),
         ("max_slots", f"{memory.num_slots} sequences at once, {_bytes(memory.slot_bytes)} of live state"),
+        ("draft_tokens", _journal(memory)),
     ]
     if memory.kv_tokens < memory.context_tokens:
         rows.append(("note", f"the KV pages hold less than one sequence of {memory.context_tokens} tokens"))
@@ -283,6 +288,12 @@ def _host_tier(memory: MemoryReport) -> str:
     tokens = memory.num_host_pages * memory.page_tokens
     pages = f"{_bytes(memory.host_kv_bytes)} for {memory.num_host_pages} pages = {tokens} tokens"
     return f"{pages}, {_bytes(memory.host_snapshot_bytes)} for {memory.num_host_snapshots} snapshots"
+
+
+def _journal(memory: MemoryReport) -> str:
+    if not memory.journal_tokens:
+        return "0: no sequence is rolled back"
+    return f"{memory.journal_tokens - 1}: {_bytes(memory.journal_bytes)} of journals to roll sequences back"
 
 
 def _snapshot(report: Inspection) -> str:

@@ -1,5 +1,8 @@
 """Memory budgets of the settings turned into numbers of pages and snapshots, for a model that is open."""
 
+from dataclasses import replace
+
+from svc.compute.cuda.delta_chunks import STEP_TOKENS
 from svc.compute.model_file import OpenedModel
 from svc.compute.ops import StepSizes
 from svc.compute.runner import MAX_LOGIT_ROWS
@@ -35,6 +38,9 @@ def plan_caches(
     `available_bytes` are free. MemoryBudgetError says what would fit.
     """
     beside_gpu, weights_bytes = device_bytes is not None, opened.file.file_bytes
+    # The last token is checked beside the drafts; a step of the cuda kernels holds that many.
+    most_tokens = min(config.draft_tokens + 1, STEP_TOKENS if beside_gpu else config.max_step_tokens)
+    journal_tokens = most_tokens if config.draft_tokens else 0
     layout = layout_of(config, opened.config)
     kv_bytes, snapshot_bytes = resolve_budgets(
         layout,
@@ -43,11 +49,12 @@ def plan_caches(
         available_bytes=available_bytes if device_bytes is None else device_bytes,
         weights_bytes=0 if beside_gpu else weights_bytes,
         num_rows=config.max_slots,
+        journal_tokens=journal_tokens,
         context_tokens=opened.context_tokens,
         free_share=1.0 if beside_gpu else FREE_SHARE,
     )
     sizes = {"num_rows": config.max_slots, "context_tokens": opened.context_tokens}
-    plan = plan_memory(layout, kv_bytes=kv_bytes, snapshot_bytes=snapshot_bytes, **sizes)
+    plan = replace(plan_memory(layout, kv_bytes=kv_bytes, snapshot_bytes=snapshot_bytes, **sizes), journal_tokens=journal_tokens)
     host_kv_bytes, host_snapshot_bytes = resolve_host_budgets(
         plan,
         host_kv_bytes=None if config.host_kv_bytes == "auto" else config.host_kv_bytes,

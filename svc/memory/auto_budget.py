@@ -23,18 +23,19 @@ def resolve_budgets(
     weights_bytes: int,
     num_rows: int,
     context_tokens: int,
+    journal_tokens: int = 0,
     free_share: float = FREE_SHARE,
 ) -> tuple[int, int]:
     """(kv_bytes, snapshot_bytes) for `plan_memory`. None asks for an automatic budget.
 
     `available_bytes` is free memory, of which the weights take `weights_bytes`; automatic budgets take `free_share` of the rest,
-    but never less than what the slots need. Raises MemoryBudgetError when the sum, live rows included, is more than is free beside
-    the weights; or, where both budgets are given, more than is free: weights that do not fit can be read from the disk again
-    (`weights_remark`), caches cannot.
+    but never less than what the slots need. Raises MemoryBudgetError when the sum, with live rows and journals, is more than is
+    free beside the weights; or, where both budgets are given, more than is free: weights that do not fit can be read from the disk
+    again (`weights_remark`), caches cannot.
     """
     all_given = kv_bytes is not None and snapshot_bytes is not None
     beside_bytes = max(available_bytes - weights_bytes, 0)
-    row_bytes = num_rows * layout.state_bytes
+    row_bytes = num_rows * (layout.state_bytes + journal_tokens * layout.journal_bytes)
     smallest_kv, smallest_snapshots = 2 * num_rows * layout.page_bytes, num_rows * layout.snapshot_bytes
     pages_per_context = -(-context_tokens // layout.page_tokens)
     useful_kv = USEFUL_CONTEXTS_PER_SLOT * num_rows * pages_per_context * layout.page_bytes

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from svc.compute.backend import PENDING, Capture, Chunk, ForcedTokens, History, PageCopy, RowSnapshot, Sample, StepBatch
+from svc.compute.backend import PENDING, Capture, Chunk, ForcedTokens, History, PageCopy, RowSnapshot, Sample, Settle, StepBatch
 from svc.memory.sequence_cache import Reservation, StepMemory
 from svc.slots.request import Request, Sequence
 from svc.slots.slot import Closing, Slot
+from svc.slots.speculation import NO_DRAFTS, Tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +21,7 @@ class PlannedChunk:
     end: int
     pending: bool
     captures: Items[Reservation]
+    drafts: Tokens = field(default_factory=lambda: NO_DRAFTS)  # behind `end`
 
 
 @dataclass(slots=True, eq=False)
@@ -30,10 +32,13 @@ class StepPlan:
     captures: list[Reservation] = field(default_factory=list)  # of all chunks
     slots: dict[Slot, None] = field(default_factory=dict)  # slots in this step, with or without a chunk, in order
     sampling: list[Slot] = field(default_factory=list)
+    settles: list[Settle] = field(default_factory=list)
+    drafts: dict[Slot, Tokens] = field(default_factory=dict)  # of the slots that have some
     saves: list[Closing] = field(default_factory=list)
     arriving: list[Slot] = field(default_factory=list)  # not in this step: what they resume from is on its way from the host
     num_decodes: int = 0
     num_prefill: int = 0
+    num_drafts: int = 0
     memory: StepMemory | None = None  # set with `batch`, when the plan is complete
     batch: StepBatch = field(default_factory=StepBatch)
 
@@ -54,6 +59,7 @@ def build_batch(plan: StepPlan, memory: StepMemory, *, ahead: bool) -> StepBatch
         moves_before=memory.moves_before,
         await_moves=bool(plan.arriving) and not plan.slots,
         copies=[PageCopy(source, target) for source, target in memory.copies],
+        settles=plan.settles + [Settle(c.lease.row, c.settled, c.position) for c in plan.saves if c.settled < c.position],
         saves=[RowSnapshot(save.lease.row, save.place) for save in memory.saves],
         zero_rows=memory.zero_rows,
         restores=[RowSnapshot(row, place) for row, place in memory.restores],
@@ -65,7 +71,7 @@ def build_batch(plan: StepPlan, memory: StepMemory, *, ahead: bool) -> StepBatch
         ]
         if plan.captures
         else (),
-        samples=[_sample(slot) for slot in plan.sampling],
+        samples=[sample for slot in plan.sampling for sample in _samples(slot, plan.drafts.get(slot, NO_DRAFTS))],
         ahead=ahead,
     )
 
@@ -77,22 +83,32 @@ _ONE_PENDING.setflags(write=False)
 def _chunk(planned: PlannedChunk) -> Chunk:
     slot = planned.slot
     tokens = _ONE_PENDING if planned.pending else slot.sequence.tokens[planned.start : planned.end].copy()
-    return Chunk(slot.lease.row, planned.start, tokens, slot.lease.table.array(planned.end))
+    if not len(planned.drafts):
+        return Chunk(slot.lease.row, planned.start, tokens, slot.lease.table.array(planned.end))
+    end, tokens = planned.end + len(planned.drafts), np.concatenate([tokens, planned.drafts])
+    return Chunk(slot.lease.row, planned.start, tokens, slot.lease.table.array(end), len(planned.drafts))
 
 
-def _sample(slot: Slot) -> Sample:
+def _samples(slot: Slot, drafts: Tokens) -> list[Sample]:
+    """The slot's next token, and the one after each draft."""
+    return [_sample(slot, drafts[:count]) for count in range(len(drafts) + 1)] if len(drafts) else [_sample(slot, drafts)]
+
+
+def _sample(slot: Slot, drafts: Tokens) -> Sample:
+    """`drafts`: tokens before this one that may be right."""
     sequence = slot.sequence
     request = sequence.request
     pending = slot.sampling - 1  # tokens before this one that are not known yet
     history = None
     if sequence.penalized:
-        history = History(np.append(sequence.tokens, np.full(pending, PENDING, np.int32)), sequence.num_prompt)
+        unknown = np.full(pending, PENDING, np.int32)
+        history = History(np.concatenate([sequence.tokens, unknown, drafts]), sequence.num_prompt)
     return Sample(
         row=slot.lease.row,
-        position=sequence.buffer.length + pending,
+        position=sequence.buffer.length + pending + len(drafts),
         choice=request.choice,
         params=request.params,
-        banned=sequence.banned_after(sequence.generated + pending) if request.min_tokens else request.banned,
+        banned=sequence.banned_after(sequence.generated + pending + len(drafts)) if request.min_tokens else request.banned,
         history=history,
         stops=request.stop_ids,
         mask=request.constraint.mask if request.constraint is not None else None,

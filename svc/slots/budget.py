@@ -13,7 +13,7 @@ class ChunkBudget:
     """
 
     def __init__(self, max_tokens: int, max_step_s: float) -> None:
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
         self._max_step_s = max_step_s
         self._token_s: float | None = None  # seconds per prefill token, moving average
         self._decode_s = 0.0  # seconds of a step that only decodes
@@ -25,7 +25,7 @@ class ChunkBudget:
 
     def tokens(self, num_decodes: int) -> int:
         """Prefill tokens allowed beside `num_decodes` decoding sequences."""
-        room = max(1, self._max_tokens - num_decodes)
+        room = max(1, self.max_tokens - num_decodes)
         if self._token_s is None:
             return min(room, FIRST_CHUNK_TOKENS)
         if num_decodes:

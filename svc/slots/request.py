@@ -14,6 +14,7 @@ from svc.memory.placement import Boundary, BoundaryKind
 from svc.memory.snapshot_ring import SnapshotRef
 from svc.memory.tokens import TokenIds, common_prefix
 from svc.slots.events import NOT_ADMITTED, CacheReport, TokenText
+from svc.slots.speculation import DraftLimits, Speculation
 
 __all__ = ["Boundary", "BoundaryKind", "JoinWait", "Request", "SamplingParams", "Sequence"]
 
@@ -65,6 +66,7 @@ class Request:
     slot: int | None = None  # the number under which it can be saved afterwards; None: that of the slot it gets
     progress: bool = False  # whether its stream has Progress events
     constraint: Constraint | None = None
+    drafts: DraftLimits | None = None  # None: as the server does it
 
     @property
     def needs_known_tokens(self) -> bool:
@@ -129,6 +131,7 @@ class Sequence:
     preempted_at: int = 0  # the furthest position at which it was preempted
     num_preemptions: int = 0
     resume: ResumePoint | None = None  # as last matched; valid while the cache's version is the same
+    speculation: Speculation | None = None  # None: it has no drafts
     row: int = -1  # of its slot, the last one if it had several
     finished: bool = False
     told_tokens: int = -1  # of the prompt, in the last Progress event

@@ -10,7 +10,7 @@ before their commit, except slots of answers that a stop id ended: the step unde
 Owner of all sequences, slots and closings; the engine calls it from the event loop only.
 """
 
-from svc.compute.backend import NOT_FINITE, Sampled, StepResult
+from svc.compute.backend import NOT_FINITE, Sampled, Settle, StepResult
 from svc.memory.placement import Wanted, WantedKind, next_generated_capture
 from svc.memory.sequence_cache import Lease, Reservation, SequenceCache
 from svc.slots.admission import Admission, PageForecast
@@ -22,12 +22,15 @@ from svc.slots.operator_pins import OperatorPins
 from svc.slots.request import Request, Sequence
 from svc.slots.slot import Slot, victim_for
 from svc.slots.slot_table import SlotTable
+from svc.slots.speculation import NO_DRAFTS, accepted
+from svc.slots.speculator import Speculator
 from svc.slots.stats import SchedulerCounters
 from svc.slots.usage_report import SAMPLING_FAILURES, answer_tokens, finished, first_token, progress_of_step
 from svc.slots.waiting_queue import WaitingQueue
 
 Emitted = list[tuple[Sequence, Event]]
 NO_CAPTURES: tuple[Reservation, ...] = ()
+NO_SAMPLES: list[Sampled] = []
 
 
 class Scheduler:
@@ -43,9 +46,11 @@ class Scheduler:
         capture_every_tokens: int = 0,
         plan_ahead: bool = True,
         pins: OperatorPins | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         """`context_tokens`: most positions a sequence may evaluate. `capture_every_tokens`: 0 = no captures while generating.
-        `plan_ahead`: whether `plan` may give a step while another is under way. No answer depends on it.
+        `plan_ahead`: whether `plan` may give a step while another is under way. `speculator`: None: no drafts. No answer depends
+        on either.
         """
         layout = cache.plan.layout
         # One page of slack: a copied partial page is beside its source for a moment.
@@ -60,6 +65,7 @@ class Scheduler:
         self._admission = Admission(cache, self._waiting, self.joins, self._forecast)
         self._table = SlotTable(cache, self.joins, self._waiting)
         self._plan_ahead = plan_ahead
+        self._speculator = speculator
         self._short = False  # the step under way lacks a slot for which there was no page
         self._arrivals = 0
 
@@ -102,6 +108,8 @@ class Scheduler:
         self.check_capacity(1, request.tenant, request.queue_share)
         self._arrivals += 1
         sequence = Sequence.of(request, self._arrivals, now, self.context_tokens)
+        if self._speculator is not None:
+            sequence.speculation = self._speculator.speculation(request)
         self._waiting.add(sequence)
         return sequence
 
@@ -141,6 +149,9 @@ class Scheduler:
             decoding = [slot for slot in self._table.slots if slot not in plan.slots and slot.decodes]
             self._plan_decodes(plan, decoding, now)  # of sequences that come back where they were
             self._plan_prefills(plan, now)
+        if self._speculator is not None and not ahead:
+            self._plan_drafts(plan, now)
+        if len(plan.slots) < len(self._table.slots):
             plan.arriving = [] if ahead else [slot for slot in self._table.slots if not slot.lease.ready]
         plan.saves = [closing for closing in self._table.closing if closing not in saving]
         if plan.empty and not self._cache.transfers.wants_step:
@@ -153,10 +164,12 @@ class Scheduler:
 
     def _can_plan_ahead(self, decoding: list[Slot]) -> bool:
         """Whether the next step can be planned although the one under way has not ended: decode steps only, which are short."""
-        if not self._plan_ahead or self._short or len(self._table.under_way) > 1:
+        if not self._plan_ahead or self._short or len(self._table.under_way) > 1 or self._table.under_way[0].drafts:
             return False
         for slot in decoding:
             if slot.sampling and (slot.sequence.request.needs_known_tokens or self._captures_next(slot)):
+                return False
+            if self._speculator is not None and self._speculator.pays(slot):
                 return False
         return bool(decoding)
 
@@ -188,8 +201,27 @@ class Scheduler:
         captures = self._reserve_captures(slot, end, now) if slot.wanted or self._capture_every else NO_CAPTURES
         plan.chunks.append(PlannedChunk(slot, start, end, slot.sampling > 0, captures))
         plan.captures += captures
-        slot.planned = end
+        if slot.settled < start:
+            plan.settles.append(Settle(slot.lease.row, slot.settled, start))
+        slot.planned = slot.settled = end
         self._add_slot(plan, slot)
+
+    def _plan_drafts(self, plan: StepPlan, now: float) -> None:
+        """Adds drafts to the chunks that decode, as many as pay. No other slot is preempted for one."""
+        assert self._speculator is not None
+        decodes = {chunk.slot: chunk for chunk in plan.chunks[: plan.num_decodes]}
+        room = self._budget.max_tokens - plan.num_decodes - plan.num_prefill
+        chosen = self._speculator.choose(decodes, plan.num_decodes + plan.num_prefill, room)
+        for slot, drafts in chosen.items():
+            chunk = decodes[slot]
+            if not self._extend(slot, chunk.end + len(drafts), now):
+                drafts = drafts[: slot.lease.table.end - chunk.end]
+            if len(drafts):
+                chunk.drafts = plan.drafts[slot] = drafts
+                plan.num_drafts += len(drafts)
+                if slot.sequence.speculation is not None:
+                    slot.sequence.speculation.drafted += len(drafts)
+                slot.settled = chunk.start  # the live row stays until it is known which are right
 
     def _reserve_captures(self, slot: Slot, end: int, now: float) -> tuple[Reservation, ...]:
         """Snapshots for the states wanted behind `slot.planned` and up to `end`, as far as they are to be had."""
@@ -264,11 +296,12 @@ class Scheduler:
         advanced = [chunk for chunk in plan.chunks if not chunk.slot.closed]
         skipped = len(plan.chunks) - len(advanced)  # the token before turned out to be a stop id, or not finite
         self._count(plan, result, skipped)
-        sampled = dict(zip(plan.sampling, result.samples, strict=True))
+        drawn = iter(result.samples)
+        sampled = {slot: accepted(drawn, plan.drafts.get(slot, NO_DRAFTS)) for slot in plan.sampling}
         poisoned: set[Lease] = set()
-        for slot, sample in sampled.items():
+        for slot, samples in sampled.items():
             slot.sampling -= 1
-            if sample.token == NOT_FINITE:
+            if samples[-1].token == NOT_FINITE:
                 poisoned.add(slot.lease)
         open_slots = [slot for slot in plan.slots if not slot.closed]
         self._cache.finish(plan.memory, now, result.moves_over, poisoned)
@@ -281,7 +314,11 @@ class Scheduler:
                 self.joins.advanced(chunk.slot.sequence, chunk.end)
         emitted = progress_of_step(advanced, now) if plan.num_prefill else []
         for slot in open_slots:
-            self._commit_slot(slot, sampled.get(slot), now, emitted)
+            samples = sampled.get(slot, NO_SAMPLES)
+            self._commit_slot(slot, samples[0] if samples else None, now, emitted)
+            for sample in samples[1:]:
+                if slot.active:
+                    self._commit_draft(slot, sample, now, emitted)
         return emitted
 
     def abort(self, plan: StepPlan, error: str, now: float) -> Emitted:
@@ -329,7 +366,10 @@ class Scheduler:
     def _count(self, plan: StepPlan, result: StepResult, skipped: int) -> None:
         num_decodes = plan.num_decodes - skipped
         self._budget.observe(plan.num_prefill, num_decodes, result.duration_s)
-        self.counters.stepped(plan.num_prefill, num_decodes, len(plan.batch.restores), result.duration_s)
+        if self._speculator is not None and num_decodes and not plan.num_prefill:
+            self._speculator.times.observe(num_decodes + plan.num_drafts, result.duration_s)
+        self.counters.drafts += plan.num_drafts
+        self.counters.stepped(plan.num_prefill, num_decodes + plan.num_drafts, len(plan.batch.restores), result.duration_s)
 
     def _commit_slot(self, slot: Slot, sampled: Sampled | None, now: float, emitted: Emitted) -> None:
         sequence = slot.sequence
@@ -346,6 +386,14 @@ class Scheduler:
             self._take_token(slot, sampled, now, emitted)
         elif sequence.request.max_tokens == 0 and slot.position == sequence.buffer.length:
             self._end(slot, FinishReason.LENGTH, now, emitted)
+
+    def _commit_draft(self, slot: Slot, sampled: Sampled, now: float, emitted: Emitted) -> None:
+        """The token that was handed out last had been drafted: the state behind it is known, and what was drawn there."""
+        assert slot.sequence.speculation is not None
+        slot.sequence.speculation.accepted += 1
+        self.counters.accepted_drafts += 1
+        slot.position = slot.planned = slot.position + 1
+        self._commit_slot(slot, sampled, now, emitted)
 
     def _commit_leaving(self, slot: Slot, sampled: Sampled | None, now: float) -> None:
         """Closes the slot, unless another step under way advances its state; then the token that it evaluates is noted."""

@@ -32,6 +32,7 @@ class Slot:
     lease: Lease
     position: int
     planned: int
+    settled: int  # tokens in its live row, once the steps under way end: behind `position` the journal has them
     wanted: list[Wanted] = field(default_factory=list)  # captures that no step planned so far makes, by position
     sampling: int = 0  # tokens that steps under way will add
     state: SlotState = SlotState.ACTIVE
@@ -43,7 +44,7 @@ class Slot:
         sequence.row = lease.row
         length, boundaries = len(sequence.tokens), sequence.request.boundaries
         wanted = plan_captures(length, lease.start, boundaries, branch, (), max_captures, hybrid=hybrid)
-        return cls(sequence, lease, lease.start, lease.start, wanted)
+        return cls(sequence, lease, lease.start, lease.start, lease.start, wanted)
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -113,6 +114,7 @@ class Closing:
 
     sequence: Sequence
     save: Reservation
+    settled: int  # tokens in its live row, before the step that saves it
     requeue: bool = False  # it was preempted, and waits again once it is saved
 
     @property

@@ -57,7 +57,7 @@ class SlotTable:
     def save(self, slot: Slot, save: Reservation, *, requeue: bool = False) -> None:
         """Frees the slot after the next step, which saves its state. `requeue`: its sequence waits again then."""
         self._remove(slot)
-        self.closing.append(Closing(slot.sequence, save, requeue))
+        self.closing.append(Closing(slot.sequence, save, slot.settled, requeue))
 
     def forget_closing(self, closing: Closing) -> None:
         """It has been saved, or will not be."""

@@ -21,6 +21,8 @@ class SchedulerCounters:
     decode_tokens: int = 0  # evaluated
     generated_tokens: int = 0
     forced_tokens: int = 0  # of those generated: they had to come, so no step sampled them
+    drafts: int = 0  # evaluated, of `decode_tokens`
+    accepted_drafts: int = 0
     prompt_tokens: int = 0  # of ended requests
     cached_tokens: int = 0  # of ended requests
     preemptions: int = 0

@@ -12,6 +12,7 @@ from svc.compute.runner import ModelRunner
 from svc.config import BUNDLED_MODEL
 from svc.memory.plan import MemoryPlan
 from svc.model.arch import load_model
+from svc.slots.speculator import Speculator
 from tests.model.arch.attention_only import MODELS as ATTENTION_ONLY
 from tests.slots.harness import Driver
 
@@ -44,6 +45,9 @@ class Setting:
     snapshot_type: str = "f32"
     num_host_pages: int = 0
     num_host_snapshots: int = 0
+    journal_tokens: int = 0
+    capture_every: int = 0
+    speculator: Speculator | None = None
 
 
 def model_file(name: str) -> Path:
@@ -64,10 +68,10 @@ def fresh() -> Iterator[Callable[..., Driver]]:
         ops = CpuOps(setting.threads, activations=activations or "float", level=setting.level, poison=True)  # type: ignore[arg-type]
         config, source = open_model(model_file(file))
         layout = config.memory_layout(setting.page_tokens, setting.kv_type, setting.snapshot_type)
-        host = (setting.num_host_pages, setting.num_host_snapshots)
+        host = (setting.num_host_pages, setting.num_host_snapshots, setting.journal_tokens)
         plan = MemoryPlan(layout, setting.num_pages, setting.num_rows, setting.num_snapshots, *host)
         runners.append(ModelRunner(load_model(source, config, ops), ops, plan, setting.max_step_tokens))
-        return Driver(runners[-1])
+        return Driver(runners[-1], capture_every=setting.capture_every, speculator=setting.speculator)
 
     yield make
     for runner in runners:

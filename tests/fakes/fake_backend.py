@@ -86,6 +86,8 @@ class FakeBackend:
         self.fail_when: Callable[[StepBatch], bool] = lambda batch: False
         self.num_skipped = 0
         self._failed = False
+        self._states: dict[int, tuple[int, ...]] = {}  # of the step's chunks, drafts included
+        self._drafted: set[int] = set()  # rows with drafts in the step
         self._coming: dict[int, int | None] = {}  # row -> the token the last step sampled; None where that ended the answer
 
     def run(self, batch: StepBatch) -> StepResult:
@@ -105,13 +107,16 @@ class FakeBackend:
             raise RuntimeError("device lost")
         wanted = batch.samples
         batch = self._resolved(batch)
-        drawn = dict(zip([sample.row for sample in batch.samples], self._run(batch), strict=True))
-        ends = {s.row: drawn[s.row].token < 0 or drawn[s.row].token in s.stops for s in batch.samples}
-        self._coming = {row: None if ended else drawn[row].token for row, ended in ends.items()}
+        drawn = dict(zip([(sample.row, sample.position) for sample in batch.samples], self._run(batch), strict=True))
+        tokens = {sample.row: (drawn[sample.row, sample.position].token, sample.stops) for sample in batch.samples}
+        self._coming = {row: None if token < 0 or token in stops else token for row, (token, stops) in tokens.items()}
+        drafted = {chunk.row for chunk in batch.chunks if chunk.drafted}
+        self._coming = {row: token for row, token in self._coming.items() if row not in drafted}  # nobody knows which comes
         self._failed = False
         captured = [save.snapshot_id for save in batch.saves] + [capture.snapshot_id for capture in batch.captures]
         assert len(set(captured)) == len(captured)
-        samples = tuple(_followed(drawn[sample.row], sample) if sample.row in drawn else Sampled(SKIPPED) for sample in wanted)
+        found = [(drawn.get((sample.row, sample.position)), sample) for sample in wanted]
+        samples = tuple(Sampled(SKIPPED) if token is None else _followed(token, sample) for token, sample in found)
         return Completed(StepResult(samples, tuple(captured), self.step_s, moves_over=self._moves_over))
 
     def _resolved(self, batch: StepBatch) -> StepBatch:
@@ -144,8 +149,12 @@ class FakeBackend:
 
     def _run(self, batch: StepBatch) -> list[Sampled]:
         self.batches.append(batch)
+        self._states.clear()
+        self._drafted = {chunk.row for chunk in batch.chunks if chunk.drafted}
         assert batch.num_tokens <= self.max_step_tokens, f"{batch.num_tokens} tokens in one step"
         self._move(batch)
+        for settle in batch.settles:
+            self._slabs.settle(settle.row, settle.start, settle.end)
         self._slabs.prepare(
             [(copy.source, copy.target) for copy in batch.copies],
             [(save.row, save.snapshot_id) for save in batch.saves],
@@ -204,6 +213,8 @@ class FakeBackend:
         for index, chunk in enumerate(batch.chunks):
             state = slabs.rows[chunk.row]
             assert state is not None, f"row {chunk.row} was never started"
+            assert len(chunk.tokens) > chunk.drafted
+            assert not chunk.drafted or len(chunk.tokens) <= self.plan.journal_tokens
             known = tuple(slabs.read(chunk.pages, chunk.start))
             if not self.plan.layout.hybrid:
                 state = tuple(-1 if token is None else token for token in known)  # no recurrent state: the pages are all
@@ -218,17 +229,24 @@ class FakeBackend:
                     self._poison = None
                     token += POISONED
                 slabs.write(chunk.pages, position, token)
+                if chunk.drafted:
+                    slabs.journal[chunk.row][position % self.plan.journal_tokens] = position, token
                 state = (*state, token)
                 for capture in batch.captures:
                     if capture.chunk == index and capture.position == position + 1:
+                        assert capture.position <= chunk.end - chunk.drafted, "a capture behind a draft"
                         slabs.set_snapshot(capture.snapshot_id, state)
-            slabs.set_row(chunk.row, state)
+            self._states[chunk.row] = state
+            if not chunk.drafted:
+                slabs.set_row(chunk.row, state)
         for chunk in batch.chunks:  # nobody's rows were overwritten by a neighbour
-            assert slabs.read(chunk.pages, chunk.end) == list(slabs.rows[chunk.row] or ())
+            assert slabs.read(chunk.pages, chunk.end) == list(self._states[chunk.row])
 
     def _sample(self, sample: Sample) -> Sampled:
-        state = self._slabs.rows[sample.row]
+        state = self._states.get(sample.row, self._slabs.rows[sample.row])
         assert state is not None, f"row {sample.row} was never started"
+        if sample.row in self._drafted:
+            state = state[: sample.position]
         assert len(state) == sample.position or not self.plan.layout.hybrid
         if sample.history is not None:
             assert tuple(sample.history.tokens.tolist()) == state, "a history of other tokens"

@@ -35,6 +35,7 @@ class TokenSlabs:
         self.page_tokens = plan.layout.page_tokens
         self.pages: list[list[Any]] = [[None] * self.page_tokens for _ in range(plan.num_pages)]
         self.rows: list[State | None] = [None] * plan.num_rows
+        self.journal: list[list[Any]] = [[None] * plan.journal_tokens for _ in range(plan.num_rows)]
         self.snapshots: list[State | None] = [None] * plan.num_snapshots
         self.host_pages: list[list[Any]] = [[None] * self.page_tokens for _ in range(plan.num_host_pages)]
         self.host_snapshots: list[State | None] = [None] * plan.num_host_snapshots
@@ -44,6 +45,16 @@ class TokenSlabs:
         source, target = (getattr(self, slab) for slab in ENDS[move.kind])
         moved = source[move.source]
         target[move.target] = list(moved) if isinstance(moved, list) else moved
+
+    def settle(self, row: int, start: int, end: int) -> None:
+        """Replays the journal's tokens [start, end)."""
+        state, journal = self.rows[row], self.journal[row]
+        assert state is not None
+        assert len(state) == start, f"row {row} is at {len(state)}, not at {start}"
+        assert start < end <= start + len(journal)
+        entries = [journal[position % len(journal)] for position in range(start, end)]
+        assert [position for position, _ in entries] == list(range(start, end)), f"the journal of row {row} has other tokens"
+        self.set_row(row, (*state, *(token for _, token in entries)))
 
     def prepare(self, copies: Pairs, saves: Pairs, zero_rows: Iterable[int], restores: Pairs) -> None:
         """Everything between a step's moves and its forward, in the order of the contract."""

@@ -15,6 +15,7 @@ from svc.slots.budget import ChunkBudget
 from svc.slots.events import Event, Finished, TokenEvent
 from svc.slots.request import Request, Sequence
 from svc.slots.scheduler import Scheduler
+from svc.slots.speculator import Speculator
 from tests.fakes.fake_backend import FakeBackend
 
 GREEDY = SamplingParams(temperature=0)
@@ -76,6 +77,7 @@ class Driver:
         max_queue: int = 2000,
         capture_every: int = 0,
         ahead: bool = True,
+        speculator: Speculator | None = None,
     ) -> None:
         self.plan = backend.plan
         self.cache = SequenceCache(self.plan)
@@ -86,6 +88,7 @@ class Driver:
             max_queue=max_queue,
             capture_every_tokens=capture_every,
             plan_ahead=ahead,
+            speculator=speculator,
         )
         self.num_ahead = 0  # steps that were submitted while another was under way
         self._under_way: deque[tuple[StepPlan, Submitted | RuntimeError]] = deque()
@@ -186,10 +189,11 @@ class Harness(Driver):
         host_pages: int = 0,
         host_snapshots: int = 0,
         moves_lag: int = 0,
+        journal: int = 0,
         **settings: Any,
     ) -> None:
         plan = MemoryPlan(
-            layout(hybrid=hybrid, page_tokens=page_tokens), num_pages, num_rows, num_snapshots, host_pages, host_snapshots
+            layout(hybrid=hybrid, page_tokens=page_tokens), num_pages, num_rows, num_snapshots, host_pages, host_snapshots, journal
         )
         self.backend = FakeBackend(plan, max_step_tokens=chunk, moves_lag=moves_lag)
         super().__init__(self.backend, **settings)
