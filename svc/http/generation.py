@@ -15,12 +15,13 @@ from svc.http.cache_salt import space_of
 from svc.http.inbox import Inbox
 from svc.http.options import GenerationOptions
 from svc.http.rate_limits import Tenant
-from svc.http.schema import CompletionTokensDetails, HeadraceOut, PromptTokensDetails, TimingsOut, UsageOut
+from svc.http.schema import CompletionTokensDetails, HeadraceOut, PromptTokensDetails, UsageOut
 from svc.http.service import Service
 from svc.http.text.answer_text import AnswerText
 from svc.http.text.chat_template import PromptTokens
 from svc.http.text.stop_strings import StopStrings
 from svc.http.timings import timings
+from svc.http.timings_schema import TimingsOut
 from svc.slots.request import Request
 from svc.slots.stream import TokenStream
 
@@ -114,6 +115,7 @@ class Generation:
             space=space_of(options.cache_salt, self._tenant_name, isolated=service.isolate_keys),
             on_token=answer.on_token,
             slot=options.slot,
+            drafts=options.drafts,
             progress=options.stream and (options.return_progress or options.timings_per_token),
             text_ends=bool(options.stop or options.min_indent) or options.max_predict_s > 0 or rules.text_ends,
             constraint=rules.constraint(service.tokenizer, service.model.vocab_size),
@@ -170,7 +172,9 @@ class Generation:
         ends = [answer.finished.timing for answer in self.answers if answer.finished]
         prefill_s, decode_s = max(timing.prefill_s for timing in ends), max(timing.decode_s for timing in ends)
         intervals = sum(answer.num_intervals for answer in self.answers)
-        return timings(cached, usage.prompt_tokens - cached, prefill_s, usage.completion_tokens, intervals, decode_s)
+        counts = [answer.finished.usage for answer in self.answers if answer.finished]
+        drafts = sum(count.draft_tokens for count in counts), sum(count.accepted_draft_tokens for count in counts)
+        return timings(cached, usage.prompt_tokens - cached, prefill_s, usage.completion_tokens, intervals, decode_s, drafts)
 
     def report(self) -> HeadraceOut | None:
         """Why prompt tokens were evaluated, if the client asked. Only once `ended`."""

@@ -231,7 +231,8 @@ KNOWN_FIELDS: tuple[Known, ...] = (
     *_harmless("prompt_cache_options", "user", "metadata", "store", "safety_identifier", "service_tier", "priority", "request_id"),
     *_harmless("rid", "session_id", "session_params", "chat_id", "custom_labels", "kv_transfer_params", "ec_transfer_params"),
     *_harmless("bootstrap_host", "bootstrap_port", "bootstrap_room", "data_parallel_rank", "backend_sampling"),
-    *_harmless("speculative.n_max", "speculative.n_min", "speculative.p_min", "speculative_ngram", "max_tokens_second"),
+    *_done(MANY, "speculative.n_max", "speculative.n_min", "speculative.p_min", "speculative.type"),  # tokens are the same
+    *_harmless("speculative_ngram", "max_tokens_second"),
     *_harmless("num_ctx", "truncation_length", "max_context_length", "truncation_side", "keep_alive", "num_keep", "num_batch"),
     *_harmless("num_gpu", "num_thread", "use_mmap", "use_mlock", "api_type", "api_server", "provider", "models", "route"),
     *_harmless("transforms", "plugins", "quantizations", "allow_fallbacks", "mm_processor_kwargs", "media_io_kwargs"),

@@ -3,7 +3,8 @@ of the operator's, which are ours."""
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from svc.http.schema import CacheReportOut, HeadraceOut, ProgressOut, TimingsOut
+from svc.http.schema import CacheReportOut, HeadraceOut
+from svc.http.timings_schema import ProgressOut, TimingsOut
 
 
 class NativeTopOut(Struct):

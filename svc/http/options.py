@@ -27,6 +27,7 @@ from svc.http.fields import (
 from svc.http.samplers import NO_FIELDS, SamplerFields, sampler_fields, set_dynamic_temperature, with_steps
 from svc.http.schema import ChatIn, CompletionIn, GenerationIn, NativeIn
 from svc.http.text.tokenizer import Tokenizer
+from svc.slots.speculation import DraftLimits
 
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
@@ -40,6 +41,7 @@ OTHER_NAMES = {
     "typical_p": ("typical_p", "typ_p", "typical"),
 }  # of fields that may have a default of the operator's
 MAX_SLOT = 2**20  # more than any server has
+MAX_DRAFTS = 2**20  # the same
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; chat has none
 
 
@@ -59,6 +61,7 @@ class GenerationOptions:
     max_predict_s: float = 0.0  # end at a time limit once a line is complete; 0: none
     min_indent: int = 0  # end at a line that is indented less
     use_cache: bool = True
+    drafts: DraftLimits | None = None
     slot: int | None = None  # the number under which the sequence can be saved
     stream: bool = False
     include_usage: bool = False  # in a stream; a whole answer always has it
@@ -194,6 +197,7 @@ def _options(
         max_predict_s=max(0.0, max_predict_ms / 1000),
         use_cache=body.cache_prompt is not False,
         slot=None if (slot := integer("id_slot", body.id_slot, -1, -1, MAX_SLOT)) < 0 else slot,
+        drafts=_drafts(body),
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         return_token_ids=bool(body.return_token_ids),
@@ -209,6 +213,21 @@ def _options(
         param = "bad_words" if words else "logit_bias"
         raise RequestError(f"{param} leaves no token that could be sampled.", param=param)
     return options
+
+
+def _drafts(body: GenerationIn) -> DraftLimits | None:
+    """None where the request says nothing. Which drafter is asked for makes no difference: there is one."""
+    if all(
+        value is None for value in (body.speculative_n_max, body.speculative_n_min, body.speculative_p_min, body.speculative_type)
+    ):
+        return None
+    most = integer("speculative.n_max", body.speculative_n_max, MAX_DRAFTS, 0, MAX_DRAFTS)
+    least = integer("speculative.n_min", body.speculative_n_min, 0, 0, MAX_DRAFTS)
+    return DraftLimits(
+        0 if body.speculative_type == "none" else most,
+        least,
+        number("speculative.p_min", body.speculative_p_min, 0.0, 0.0, 1.0),
+    )
 
 
 def _params(

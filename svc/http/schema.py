@@ -6,7 +6,9 @@ are refused.
 
 from typing import Any
 
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, field
+
+from svc.http.timings_schema import ProgressOut, TimingsOut
 
 JsonObject = dict[str, Any]
 Whole = int | float  # clients written in JavaScript or Lua send 2.0 and mean 2; `fields.whole` refuses 2.5
@@ -102,6 +104,10 @@ class GenerationIn(AnswerIn, kw_only=True):
     timings_per_token: bool | None = None
     verbose: bool | None = None
     id_slot: Whole | None = None
+    speculative_n_max: Whole | None = field(name="speculative.n_max", default=None)
+    speculative_n_min: Whole | None = field(name="speculative.n_min", default=None)
+    speculative_p_min: float | None = field(name="speculative.p_min", default=None)
+    speculative_type: str | None = field(name="speculative.type", default=None)
 
 
 class ChatIn(GenerationIn, kw_only=True):
@@ -226,29 +232,6 @@ class UsageOut(Struct):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
-
-
-class TimingsOut(Struct):
-    """llama-server's word for how long it took: prompt tokens evaluated (cache_n were not), then tokens generated."""
-
-    cache_n: int
-    prompt_n: int
-    prompt_ms: float
-    prompt_per_token_ms: float
-    prompt_per_second: float
-    predicted_n: int
-    predicted_ms: float
-    predicted_per_token_ms: float
-    predicted_per_second: float
-
-
-class ProgressOut(Struct):
-    """llama-server's word for how far a prompt is."""
-
-    total: int
-    cache: int
-    processed: int
-    time_ms: int
 
 
 class DifferenceOut(Struct, omit_defaults=True):

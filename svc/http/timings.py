@@ -1,7 +1,9 @@
 """How long answers took, in llama-server's words."""
 
+from msgspec import UNSET
+
 from svc.http.answer import Answer
-from svc.http.schema import ProgressOut, TimingsOut
+from svc.http.timings_schema import ProgressOut, TimingsOut
 from svc.slots.events import Progress
 
 
@@ -11,7 +13,8 @@ def timings_of(answer: Answer) -> TimingsOut:
     usage, timing = answer.finished.usage, answer.finished.timing
     evaluated = usage.prompt_tokens - usage.cached_tokens
     intervals = answer.num_intervals
-    return timings(usage.cached_tokens, evaluated, timing.prefill_s, usage.completion_tokens, intervals, timing.decode_s)
+    drafts = usage.draft_tokens, usage.accepted_draft_tokens
+    return timings(usage.cached_tokens, evaluated, timing.prefill_s, usage.completion_tokens, intervals, timing.decode_s, drafts)
 
 
 def timings_so_far(answer: Answer, at: Progress | None = None) -> TimingsOut:
@@ -28,8 +31,11 @@ def progress_of(progress: Progress) -> ProgressOut:
     return ProgressOut(progress.total, progress.cached, progress.processed, round(progress.elapsed_s * 1000))
 
 
-def timings(cached: int, evaluated: int, prefill_s: float, generated: int, intervals: int, decode_s: float) -> TimingsOut:
-    """`intervals` between tokens took `decode_s` together. One token alone has none, and its rates are 0."""
+def timings(
+    cached: int, evaluated: int, prefill_s: float, generated: int, intervals: int, decode_s: float, drafts: tuple[int, int] = (0, 0)
+) -> TimingsOut:
+    """`intervals` between tokens took `decode_s` together. One token alone has none, and its rates are 0. `drafts`: (evaluated,
+    right)."""
     return TimingsOut(
         cache_n=cached,
         prompt_n=evaluated,
@@ -40,6 +46,8 @@ def timings(cached: int, evaluated: int, prefill_s: float, generated: int, inter
         predicted_ms=_ms(decode_s),
         predicted_per_token_ms=_ms(decode_s / intervals) if intervals else 0.0,
         predicted_per_second=intervals / decode_s if decode_s else 0.0,
+        draft_n=drafts[0] or UNSET,
+        draft_n_accepted=drafts[1] if drafts[0] else UNSET,
     )
 
 

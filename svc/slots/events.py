@@ -49,6 +49,8 @@ class Usage:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    draft_tokens: int = 0  # proposed and evaluated
+    accepted_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,9 +96,11 @@ def finished(sequence: Sequence, reason: FinishReason, now: float, error: str | 
     """The end of its answer."""
     admitted = now if sequence.admitted_s is None else sequence.admitted_s
     first = now if sequence.first_token_s is None else sequence.first_token_s
+    speculation = sequence.speculation
+    drafts = (0, 0) if speculation is None else (speculation.drafted, speculation.accepted)
     return Finished(
         reason=reason,
-        usage=Usage(sequence.num_prompt, sequence.cached_tokens or 0, sequence.generated),
+        usage=Usage(sequence.num_prompt, sequence.cached_tokens or 0, sequence.generated, *drafts),
         timing=Timing(queue_s=admitted - sequence.arrival_s, prefill_s=first - admitted, decode_s=now - first),
         cache=replace(sequence.cache, lossy=sequence.lossy),
         error=error,

@@ -50,7 +50,7 @@ def _why_refused(route: Route, **fields: Any) -> RequestError | None:
 @ROUTE
 def test_the_structs_have_what_is_done(route: Route) -> None:
     """Every field of a route's Struct has its row, and every row that is done there has its field."""
-    assert set(KINDS[route].__struct_fields__) == done_on(route)
+    assert set(KINDS[route].__struct_encode_fields__) == done_on(route)
 
 
 def test_every_field_is_handled_once() -> None:
@@ -137,6 +137,7 @@ EFFECTS: dict[str, Any] = {
     "top_k": 7, "min_p": 0.25, "seed": 8, "stop": "b", "stop_token_ids": [98], "n": 2, "ignore_eos": True, "logit_bias": {"5": 1},
     "presence_penalty": 1, "frequency_penalty": 1, "repetition_penalty": 1.5, "repeat_penalty": 1.5, "repeat_last_n": 9,
     "cache_prompt": False, "return_token_ids": True, "cache_report": True, "cache_salt": "x", "id_slot": 1, "tools": [TOOL],
+    "speculative.n_max": 3, "speculative.n_min": 2, "speculative.p_min": 0.5, "speculative.type": "none",
     "chat_template_kwargs": {"mood": "x"}, "add_generation_prompt": False, "enable_thinking": False, "reasoning_effort": "low",
     "thinking": {"type": "disabled"}, "reasoning": {"enabled": False}, "n_probs": 3, "return_tokens": True,
     "response_fields": ["content"], "t_max_predict_ms": 1e-6, "echo": True, "suffix": "x", "verbose": True,

@@ -4,7 +4,8 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from svc.http.schema import AnswerIn, HeadraceOut, JsonObject, ProgressOut, TimingsOut, Whole
+from svc.http.schema import AnswerIn, HeadraceOut, JsonObject, Whole
+from svc.http.timings_schema import ProgressOut, TimingsOut
 
 
 class ResponsesIn(AnswerIn, kw_only=True):
