@@ -127,7 +127,14 @@ class Config(RopeSettings, frozen=True, kw_only=True, forbid_unknown_fields=True
             extra={"choices": "auto, cpu, cuda, cuda:N, reference"},
         ),
     ] = "auto"
-    threads: Annotated[int, Meta(ge=0, le=1024, description="compute threads; 0: one per core")] = 0
+    threads: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1024,
+            description="compute threads on the cpu device; 0: one per core that this process may use, without efficiency cores",
+        ),
+    ] = 0
     cpu_level: Annotated[
         str,
         Meta(

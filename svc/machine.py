@@ -12,7 +12,7 @@ UNLIMITED_BYTES = 2**62
 
 def available_memory_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP, own_cgroup: Path = OWN_CGROUP) -> int:
     """Bytes that this process can take without swapping: the system's estimate, or less if a container or service limits it."""
-    return min(_from_meminfo(meminfo), *map(_from_cgroup, _groups(cgroup, own_cgroup)))
+    return min(_from_meminfo(meminfo), *map(_from_cgroup, groups(cgroup, own_cgroup)))
 
 
 def _from_meminfo(path: Path) -> int:
@@ -25,7 +25,7 @@ def _from_meminfo(path: Path) -> int:
     return UNKNOWN_BYTES
 
 
-def _groups(root: Path, own: Path) -> Iterator[Path]:
+def groups(root: Path, own: Path) -> Iterator[Path]:
     """The folders of the process's version 2 group and of all groups around it: each may have a limit (systemd's MemoryMax=).
 
     Inside a container the root of the mounted hierarchy is the container's own group.

@@ -26,6 +26,7 @@ from svc.machine import available_memory_bytes
 from svc.memory.plan import MemoryPlan
 from svc.model.arch import load_model
 from svc.model.model_config import ModelConfig
+from svc.processors import choose_threads
 
 MAX_NAMED_TENSORS = 5  # in the warning about tensors that nothing reads
 MAX_NAMED_TOKENS = 10  # in the warning about control tokens of another type
@@ -145,7 +146,10 @@ def choose_ops(config: Config, logger: Logger, on_compile: Callable[[str], None]
         from svc.compute.cpu.ops import CpuOps
 
         level = None if config.cpu_level == "auto" else config.cpu_level
-        return cast(Ops, CpuOps(config.threads, activations=config.activations, level=level))
+        chosen = choose_threads(config.threads)
+        ops = CpuOps(chosen.num_threads, activations=config.activations, level=level)
+        logger.info("cpu_device", level=ops.level, threads=ops.num_threads, reason=chosen.reason)
+        return cast(Ops, ops)
     except BackendUnavailableError as error:
         if config.device == "cpu" or config.cpu_level != "auto":
             raise

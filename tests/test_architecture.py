@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "svc.line_writer": (),
     "svc.log": ("svc.line_writer",),
     "svc.machine": (),
+    "svc.processors": ("svc.machine",),
     "svc.metrics": ("svc.slots", "svc.memory.stats", "svc.llama_metrics", "svc.cache_metrics"),
     "svc.cache_metrics": ("svc.slots", "svc.memory.placement"),
     "svc.llama_metrics": ("svc.slots",),
@@ -33,6 +34,7 @@ MAY_IMPORT = {
     "svc.gguf": (),
     "svc.model": ("svc.gguf", "svc.memory.layout"),
     "svc.compute": ("svc.model", "svc.gguf", "svc.memory"),
+    "svc.compute.cpu": ("svc.compute", "svc.model", "svc.gguf", "svc.memory", "svc.processors"),
     # The contract with compute, types only: a step and what is sampled in it.
     "svc.slots": ("svc.memory", "svc.disk", "svc.compute.backend", "svc.compute.blocks", "svc.compute.sampling.params"),
     # A Request is made of these three; http never sees pages, snapshots or arrays.
@@ -45,7 +47,16 @@ MAY_IMPORT = {
         "svc.metrics",
     ),
     "svc.lifecycle": ("svc.log",),
-    "svc.model_loading": ("svc.http.text", "svc.memory", "svc.compute", "svc.model", "svc.gguf", "svc.log", "svc.machine"),
+    "svc.model_loading": (
+        "svc.http.text",
+        "svc.memory",
+        "svc.compute",
+        "svc.model",
+        "svc.gguf",
+        "svc.log",
+        "svc.machine",
+        "svc.processors",
+    ),
     "svc.check": (
         "svc.cache_files",
         "svc.model_loading",
@@ -82,6 +93,7 @@ MAY_IMPORT = {
         "svc.lifecycle",
         "svc.log",
         "svc.machine",
+        "svc.processors",
     ),
 }
 EVERYONE_MAY_IMPORT = ("svc.config", "svc.errors", "svc.sizes")

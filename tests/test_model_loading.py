@@ -60,13 +60,14 @@ def test_cpu_asked_for_is_cpu_or_an_error(no_kernels: None, logger: Any, capture
 
 
 def test_level_of_the_kernels(logger: Any, captured: LogCapture) -> None:
-    """One that is asked for is taken or refused by name, never replaced by another device."""
+    """One that is asked for is taken and said, or refused by name, never replaced by another device."""
     ops = model_loading.choose_ops(Config(cpu_level="base", threads=1), logger)
     assert getattr(ops, "level", None) == "base"
     ops.close()
     with pytest.raises(BackendUnavailableError, match=r"'x86-64-v9'.*can run base"):
         model_loading.choose_ops(Config(cpu_level="x86-64-v9"), logger)
-    assert captured.entries == []
+    (line,) = captured.entries
+    assert (line["event"], line["level"], line["threads"], line["reason"]) == ("cpu_device", "base", 1, "as set")
 
 
 def test_model_name() -> None:

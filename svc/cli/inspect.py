@@ -14,11 +14,12 @@ from svc.gguf.gguf_file import GgufFile
 from svc.machine import available_memory_bytes
 from svc.memory.plan import MemoryPlan
 from svc.model.model_config import ModelConfig
+from svc.processors import choose_threads
 
 if TYPE_CHECKING:
     from svc.compute.cuda.ops import CudaOps
 
-DEVICE_KEYS = ("device", "exact", "max_step_tokens")  # those that a plan for a GPU's memory depends on
+DEVICE_KEYS = ("device", "threads", "exact", "max_step_tokens")  # those that threads and a plan for a GPU's memory depend on
 CHAT_TEMPLATE_KEY = "tokenizer.chat_template"
 
 
@@ -99,11 +100,17 @@ class GpuReport(msgspec.Struct, frozen=True):
     for_caches_bytes: int
 
 
+class ThreadsReport(msgspec.Struct, frozen=True):
+    num_threads: int
+    reason: str
+
+
 class Inspection(msgspec.Struct, frozen=True):
     file: FileReport
     model: ModelReport
     memory: MemoryReport
     gpu: GpuReport | None  # None: the caches are in the machine's memory
+    threads: ThreadsReport | None  # None: the device does not choose
     remarks: list[str]  # the server's warnings
 
 
@@ -148,7 +155,14 @@ def inspect_model(config: Config, available_bytes: int, gpu: "CudaOps | None" = 
     device_bytes = None if gpu_report is None else gpu_report.for_caches_bytes
     plan, too_large = plan_caches(config, opened, device_bytes, available_bytes)
     remarks = [remark.reason for remark in opened.remarks] + ([too_large] if too_large else [])
-    return Inspection(_file_report(file), _model_report(model, file), _memory_report(plan, context_tokens), gpu_report, remarks)
+    threads = None if gpu is not None or config.device == "reference" else _threads_report(config)
+    memory = _memory_report(plan, context_tokens)
+    return Inspection(_file_report(file), _model_report(model, file), memory, gpu_report, threads, remarks)
+
+
+def _threads_report(config: Config) -> ThreadsReport:
+    chosen = choose_threads(config.threads)
+    return ThreadsReport(chosen.num_threads, chosen.reason)
 
 
 def _gpu_report(config: Config, gpu: "CudaOps", opened: OpenedModel) -> GpuReport:
@@ -245,6 +259,7 @@ def render(report: Inspection) -> str:
         ("kv_bytes", f"{_bytes(memory.kv_bytes)}: {memory.num_pages} pages of {memory.page_tokens} = {memory.kv_tokens} tokens"),
         ("snapshot_bytes", f"{_bytes(memory.snapshot_bytes)}: {memory.num_snapshots} snapshots"),
         ("host tier", _host_tier(memory)),
+        *([("threads", f"{report.threads.num_threads}: {report.threads.reason}")] if report.threads else []),
         ("max_slots", f"{memory.num_slots} sequences at once, {_bytes(memory.slot_bytes)} of live state"),
         ("draft_tokens", _journal(memory)),
     ]

@@ -83,6 +83,15 @@ def test_costs_and_budgets(capsys: pytest.CaptureFixture[str]) -> None:
     assert {key: memory[key] for key in expected} == expected
 
 
+def test_threads(capsys: pytest.CaptureFixture[str]) -> None:
+    """How many and why; those that are set; none for a device that does not choose."""
+    assert report(capsys, HYBRID, "--device", "cpu", "--threads", "1")["threads"] == {"num_threads": 1, "reason": "as set"}
+    chosen = report(capsys, HYBRID, "--device", "cpu")["threads"]
+    assert main(["inspect", HYBRID, "--device", "cpu"]) == 0
+    assert f"{chosen['num_threads']}: of " in capsys.readouterr().out
+    assert report(capsys, HYBRID, "--device", "reference")["threads"] is None
+
+
 def test_host_tier(capsys: pytest.CaptureFixture[str]) -> None:
     """Budgets in numbers hold whole pages and snapshots; automatic ones are a GPU's and count for nothing here."""
     assert report(capsys, HYBRID)["memory"]["num_host_pages"] == 0

@@ -1,6 +1,5 @@
 """CpuOps: calls into the C library (csrc/), one for a whole forward. The library has its own threads and does not hold the GIL."""
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import addressof, byref
@@ -26,6 +25,7 @@ from svc.model.layers.delta import DeltaWeights
 from svc.model.layers.dense_ffn import DenseFfnWeights
 from svc.model.layers.moe_ffn import MoeFfnWeights
 from svc.model.model_config import ModelConfig
+from svc.processors import choose_threads
 
 Activations = Literal["float", "int8"]
 Float32 = NDArray[np.float32]
@@ -73,7 +73,7 @@ class CpuOps:
         least_shared_work: int = LEAST_SHARED_WORK,
         most_partial_bytes: int = MOST_PARTIAL_BYTES,
     ) -> None:
-        """`num_threads`: 0 takes every core this process may use. `level`: one of library.LEVELS instead of the best.
+        """`num_threads`: 0: as svc/processors.py chooses. `level`: one of library.LEVELS instead of the best.
 
         `activations`: "int8" rounds the activations that meet weights of the common block types (csrc/int_matmul.c) to 8 bits per
         token and block, and multiplies in integers. That is faster, gives the same bits always too, and is a little less precise.
@@ -267,8 +267,8 @@ class CpuOps:
 
 
 def num_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Threads that this process has cores for."""
+    return choose_threads().num_threads
 
 
 def _delta_layer(layer: DeltaWeights) -> tuple[Any, ...]:
