@@ -5,9 +5,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from svc.compute.backend import PENDING, Capture, Chunk, ForcedTokens, History, PageCopy, RowSnapshot, Sample, Settle, StepBatch
+from svc.compute.backend import (
+    PENDING,
+    Capture,
+    Chunk,
+    ForcedTokens,
+    History,
+    PageCopy,
+    RowSnapshot,
+    Sample,
+    Settle,
+    StepBatch,
+    TokenMask,
+)
 from svc.memory.sequence_cache import Reservation, StepMemory
-from svc.slots.request import Request, Sequence
+from svc.slots.request import Constraint, Request, Sequence
 from svc.slots.slot import Closing, Slot
 from svc.slots.speculation import NO_DRAFTS, Tokens
 
@@ -111,14 +123,27 @@ def _sample(slot: Slot, drafts: Tokens) -> Sample:
         banned=sequence.banned_after(sequence.generated + pending + len(drafts)) if request.min_tokens else request.banned,
         history=history,
         stops=request.stop_ids,
-        mask=request.constraint.mask if request.constraint is not None else None,
+        mask=None if request.constraint is None else _mask(request.constraint, drafts),
         learned=sequence.learned,
-        forced=_forced(request),
+        forced=_forced(request, drafts),
     )
 
 
-def _forced(request: Request) -> ForcedTokens | None:
+def _mask(constraint: Constraint, drafts: Tokens) -> TokenMask:
+    """What may come behind the drafts, if they are right."""
+    return (lambda: _behind(constraint, drafts).mask()) if len(drafts) else constraint.mask
+
+
+def _forced(request: Request, drafts: Tokens) -> ForcedTokens | None:
     """Nothing is forced where the log probability of every token is wanted, or each draw counts for the next."""
-    if request.constraint is None or request.params.num_logprobs is not None or request.params.learns:
+    constraint = request.constraint
+    if constraint is None or request.params.num_logprobs is not None or request.params.learns:
         return None
-    return request.constraint.forced_after
+    return (lambda token: _behind(constraint, drafts).forced_after(token)) if len(drafts) else constraint.forced_after
+
+
+def _behind(constraint: Constraint, drafts: Tokens) -> Constraint:
+    fork = constraint.fork()
+    for token in drafts.tolist():
+        fork.accept(token)
+    return fork

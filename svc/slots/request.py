@@ -36,6 +36,9 @@ class Constraint(Protocol):
     def mask(self) -> NDArray[np.uint32] | None:
         """The tokens that may come next, as in `Sample.mask`; None: all. Called on the compute thread, never while `accept` is."""
 
+    def fork(self) -> "Constraint":
+        """A copy that goes its own way: behind drafts, which may be wrong. Called as `mask` is."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:

@@ -73,10 +73,10 @@ class StepTimes:
 
 
 def accepted(samples: Iterator[Sampled], drafts: Tokens) -> list[Sampled]:
-    """Takes the samples of a sequence, one more than drafts: those behind tokens that are right."""
+    """Takes the samples of a sequence, one more than drafts: those behind tokens that are right, as far as nothing is forced."""
     own = list(islice(samples, len(drafts) + 1))
     right = 0
-    while right < len(drafts) and own[right].token == drafts[right]:
+    while right < len(drafts) and own[right].token == drafts[right] and not own[right].forced:
         right += 1
     return own[: right + 1]
 

@@ -29,9 +29,9 @@ class Speculator:
         self._make_drafter = make_drafter or (lambda request: NgramDrafter(odds))
 
     def speculation(self, request: Request) -> Speculation | None:
-        """None for a request without drafts: it asks for none, or what may come depends on how each token before was drawn."""
+        """None for a request without drafts: it asks for none, or a draw depends on how each one before went."""
         limits = request.drafts or DraftLimits(self._most)
-        if not min(limits.most, self._most) or request.constraint is not None or request.params.learns:
+        if not min(limits.most, self._most) or request.params.learns:
             return None
         return Speculation(self._make_drafter(request), limits)
 

@@ -1,6 +1,7 @@
 """Answers held to a constraint: each mask is that of exactly the tokens before, whatever the scheduler does."""
 
 import random
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,11 @@ class Residues:
 
     def forced_after(self, token: int) -> list[int]:
         return []
+
+    def fork(self) -> "Residues":
+        fork = copy(self)
+        fork.tokens = self.tokens.copy()
+        return fork
 
     @property
     def residue(self) -> int:

@@ -13,6 +13,7 @@ from svc.slots.speculation import DraftLimits, StepTimes, Tokens, choose_lengths
 from svc.slots.speculator import Speculator
 from tests.fakes.fake_backend import expected_answer, next_token
 from tests.slots.test_ahead import PARAMS, Client, Recorder, prompt
+from tests.slots.test_constraint import Forcing, Residues, constrained
 
 MOST = 5  # drafts of a step
 
@@ -154,6 +155,26 @@ def test_not_finite_behind_a_wrong_draft_is_nobodys_fault() -> None:
     harness.backend.poison([*prompt(20, seed=1), *expected_answer(prompt(20, seed=1), 10)[:3]])
     assert harness.ask(prompt(20, seed=1), 10).end.reason is FinishReason.ERROR
     harness.assert_nothing_leaked()
+
+
+@pytest.mark.parametrize("kind", [Residues, Forcing])
+def test_a_grammar(kind: type[Residues]) -> None:
+    """Each draft is drawn from the mask behind those before it; what a grammar forces comes between."""
+
+    class Told(Guesses):
+        def draft(self, tokens: Tokens, most: int) -> tuple[Tokens, list[float]]:
+            luck, text = random.Random(len(tokens)), tokens.tolist()
+            answer = constrained(text[:30], 80, forcing=kind is Forcing)[len(text) - 30 :][: min(most, luck.randrange(MOST))]
+            return np.array([t if luck.random() < 0.8 else 7 for t in answer], np.int32), [0.99] * len(answer)
+
+    harness = Recorder(journal=MOST + 1, speculator=Speculator(MOST, make_drafter=lambda request: Told(request, 0)))
+    answer, other = (harness.submit(prompt(30, seed=seed), 60, constraint=kind()) for seed in (1, 2))
+    harness.run()
+    assert answer.tokens == constrained(prompt(30, seed=1), 60, forcing=kind is Forcing)
+    assert other.tokens == constrained(prompt(30, seed=2), 60, forcing=kind is Forcing)
+    counters = harness.scheduler.counters
+    assert 5 < counters.accepted_drafts < counters.drafts
+    assert (counters.forced_tokens > 0) is (kind is Forcing)
 
 
 def test_a_failed_step_with_drafts() -> None:

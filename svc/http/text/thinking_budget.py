@@ -1,6 +1,7 @@
 """The longest that an answer may reason: at the budget, the tag that ends reasoning is forced."""
 
 from collections.abc import Callable
+from copy import copy
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,8 @@ class InnerConstraint(Protocol):
     def forced_after(self, token: int) -> list[int]: ...
 
     def mask(self) -> Words | None: ...
+
+    def fork(self) -> "InnerConstraint": ...
 
 
 class ThinkingBudget:
@@ -45,6 +48,13 @@ class ThinkingBudget:
         self._reasoning: list[int] | None = [] if inside else None  # the tokens of it; None: not in it
         self._may_open = not inside and open_id is not None
         self._num_forced = 0
+
+    def fork(self) -> "ThinkingBudget":
+        """A copy that goes its own way."""
+        fork = copy(self)
+        fork._inner = self._inner.fork() if self._inner is not None else None
+        fork._reasoning = None if self._reasoning is None else self._reasoning.copy()
+        return fork
 
     def accept(self, token: int) -> None:
         if self._inner is not None:

@@ -277,6 +277,21 @@ def test_rollback_gives_what_taking_fewer_gives(moves: list[str | int], inside: 
     assert matcher.is_accepting == fresh.is_accepting
 
 
+@settings(max_examples=60, deadline=None)
+@given(taken=st.text("ab<>/think\nx", max_size=12), drafts=st.text("ab<>/think\nx", max_size=4), inside=st.booleans())
+def test_a_fork_goes_its_own_way(taken: str, drafts: str, inside: bool) -> None:
+    """It allows what a new matcher does after all those tokens, and the one it came from what it did before."""
+    grammar = _COMPILER.compile(_regex("[ab]{1,6}x?"))
+    tags = {"reasoning": THINK, "inside": True} if inside else {}
+    matcher = _taking(grammar.matcher(**tags), taken)
+    before, forced = matcher.mask().tolist(), matcher.forced()
+    fork, fresh = _taking(matcher.fork(), drafts), _taking(grammar.matcher(**tags), taken + drafts)
+    assert fork.mask().tolist() == fresh.mask().tolist()
+    assert fork.forced() == fresh.forced()
+    assert matcher.mask().tolist() == before
+    assert matcher.forced() == forced
+
+
 def test_reasoning_is_free_and_does_not_end_the_answer() -> None:
     """Where the prompt has opened it: any text but the end, until it closes; then at most two line breaks, or the grammar."""
     matcher = _matcher("ab", reasoning=THINK, inside=True)

@@ -1,6 +1,7 @@
 """One answer held to a grammar: tokens in, masks of the tokens that may come next out."""
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import takewhile
@@ -54,6 +55,12 @@ class Matcher:
         self._taken: list[_Taken] = []
         self._noted: list[int] = []  # tokens accepted and not taken yet
         self._is_broken = False  # the grammar was too much
+
+    def fork(self) -> "Matcher":
+        """A copy that goes its own way."""
+        fork = copy(self)
+        fork._core, fork._taken, fork._noted = self._core.deep_copy(), self._taken.copy(), self._noted.copy()
+        return fork
 
     def accept(self, token: int) -> None:
         """The answer's next token."""
