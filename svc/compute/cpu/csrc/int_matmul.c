@@ -11,6 +11,7 @@
 
 #include "int_amx.h"
 #include "int_one_token.h"
+#include "int_rows.h"
 #include "simd_math.h"
 
 int int_wants_gathered(int num_tokens) {
@@ -41,20 +42,27 @@ ALWAYS_INLINE void apply_to_tokens(kind k, const tile_job *j, const tile *t, int
     }
 }
 
-ALWAYS_INLINE void run_tile(kind k, size_t block_bytes, unpack_fn unpack, one_token_fn one, unpack_fn head, const int8_t *table, const tile_job *j) {
+ALWAYS_INLINE void run_tile(kind k, int type, size_t block_bytes, unpack_fn unpack, one_token_fn one, unpack_fn head, const int8_t *table, const tile_job *j) {
+#if INT_LANES == 8
+    if (j->num_tokens <= FEW_TOKENS) {
+        run_rows(k, type, block_bytes, table, j);
+        return;
+    }
+#endif
     tile t;
+#if ONE_TOKEN_TILES
     if (one && j->num_tokens == 1) {
         one_token_256(k, block_bytes, one, j, &t);
         return;
     }
-#if INT_LANES > 1
     if (head && j->num_tokens == 1) {
         one_token_32(k, block_bytes, head, table, j, &t);
         return;
     }
 #else
-    (void)head, (void)table;
+    (void)one, (void)head;
 #endif
+    (void)type, (void)table;
 #ifdef __AMX_INT8__
     int tiles = j->num_tokens >= LEAST_TILE_TOKENS && !j->gather;
     if (tiles) {
@@ -86,18 +94,18 @@ ALWAYS_INLINE void run_tile(kind k, size_t block_bytes, unpack_fn unpack, one_to
 }
 
 /* unchecked: 2 x largest byte x 127 x steps stays below 32768. */
-#define KERNEL_256(name, bytes, one, ...) \
-    static void run_##name(const tile_job *j) { run_tile((kind){.block = 256, __VA_ARGS__}, bytes, unpack_##name, one, NULL, NULL, j); }
-#define KERNEL_32(name, bytes, head, table, ...) \
-    static void run_##name(const tile_job *j) { run_tile((kind){.block = 32, .groups = 1, __VA_ARGS__}, bytes, unpack_##name, NULL, head, table, j); }
-KERNEL_256(q4_k, 144, one_q4_k, .groups = 8, .unchecked = 8, .minimums = 1)
-KERNEL_256(q5_k, 176, one_q5_k, .groups = 8, .unchecked = 4, .minimums = 1)
-KERNEL_256(q6_k, 210, one_q6_k, .groups = 16, .unchecked = 2, .offset = 32)
-KERNEL_256(iq4_xs, 136, NULL, .groups = 8, .unchecked = 1, .is_signed = 1, .offset = 128)
-KERNEL_32(q8_0, 34, unpack_half, NULL, .unchecked = 1, .is_signed = 1, .offset = 128)
-KERNEL_32(q4_0, 18, unpack_half, NULL, .nibbles = 1, .unchecked = 8, .offset = 8)
-KERNEL_32(iq4_nl, 18, unpack_half, iq4_values, .nibbles = 1, .unchecked = 1, .is_signed = 1, .offset = 128)
-KERNEL_32(mxfp4, 17, unpack_e8m0, e2m1_values, .nibbles = 1, .unchecked = 4, .offset = 12)
+#define KERNEL_256(name, type, bytes, one, ...) \
+    static void run_##name(const tile_job *j) { run_tile((kind){.block = 256, __VA_ARGS__}, type, bytes, unpack_##name, one, NULL, NULL, j); }
+#define KERNEL_32(name, type, bytes, head, table, ...) \
+    static void run_##name(const tile_job *j) { run_tile((kind){.block = 32, .groups = 1, __VA_ARGS__}, type, bytes, unpack_##name, NULL, head, table, j); }
+KERNEL_256(q4_k, Q4_K, 144, one_q4_k, .groups = 8, .unchecked = 8, .minimums = 1)
+KERNEL_256(q5_k, Q5_K, 176, one_q5_k, .groups = 8, .unchecked = 4, .minimums = 1)
+KERNEL_256(q6_k, Q6_K, 210, one_q6_k, .groups = 16, .unchecked = 2, .offset = 32)
+KERNEL_256(iq4_xs, IQ4_XS, 136, NULL, .groups = 8, .unchecked = 1, .is_signed = 1, .offset = 128)
+KERNEL_32(q8_0, Q8_0, 34, unpack_half, NULL, .unchecked = 1, .is_signed = 1, .offset = 128)
+KERNEL_32(q4_0, Q4_0, 18, unpack_half, NULL, .nibbles = 1, .unchecked = 8, .offset = 8)
+KERNEL_32(iq4_nl, IQ4_NL, 18, unpack_half, iq4_values, .nibbles = 1, .unchecked = 1, .is_signed = 1, .offset = 128)
+KERNEL_32(mxfp4, MXFP4, 17, unpack_e8m0, e2m1_values, .nibbles = 1, .unchecked = 4, .offset = 12)
 
 static void run_type(int type, const tile_job *j) {
     switch (type) {

@@ -1,11 +1,14 @@
-/* Products of a single token. A tile would be used once, and transposing it would take most of the time. So 16 bytes of a row stay
- * together, four rows (two in AVX2, one on NEON) in a vector, and only sums are transposed. The integers are those of int_tile.h. */
+/* Products of a single token with vectors of 512 or of 128 bits (256: int_rows.h). A tile would be used once, and transposing it would
+ * take most of the time. So 16 bytes of a row stay together, four rows (one on NEON) in a vector, and only sums are transposed. The
+ * integers are those of int_tile.h. */
 #ifndef HEADRACE_INT_ONE_TOKEN_H
 #define HEADRACE_INT_ONE_TOKEN_H
 
 #include "int_tile.h"
 
-#if INT_LANES > 1
+#define ONE_TOKEN_TILES (INT_LANES > 1 && INT_LANES != 8)
+
+#if ONE_TOKEN_TILES
 /* sum + scale of a group * 16 columns (or 32, with w1) of the rows of quarter e. */
 #if SIMD_NEON
 ALWAYS_INLINE ints add_one_piece(ints sum, const tile *t, int group, int lane, int e, ints w, const int8_t *x) {
@@ -127,6 +130,7 @@ ONE_TOKEN(q6_k, unpack_q6_k_scales, quarter_6)
 #define one_q6_k NULL
 #endif
 
+#if ONE_TOKEN_TILES
 ALWAYS_INLINE void one_token_256(kind k, size_t block_bytes, one_token_fn one, const tile_job *j, tile *t) {
     for (size_t unit = 0; unit < (size_t)j->cols / 256; unit++) {
         const block256 *b = unit_of(k, j, unit, 0);
@@ -139,7 +143,6 @@ ALWAYS_INLINE void one_token_256(kind k, size_t block_bytes, one_token_fn one, c
     }
 }
 
-#if INT_LANES > 1
 ALWAYS_INLINE void one_token_32(kind k, size_t block_bytes, unpack_fn head, const int8_t *table, const tile_job *j, tile *t) {
     size_t at = 0, head_bytes = block_bytes - (k.nibbles ? 16 : 32);
     for (size_t unit = 0; unit * 256 < (size_t)j->cols; unit++) {

@@ -172,9 +172,10 @@ ALWAYS_INLINE void unpack_iq4_nl(const uint8_t *rows, size_t stride, tile *t, in
 static const int8_t e2m1_values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
 /* Half of 2^(e - 127), since the values are doubled. The exponent's bits are that power, but for e = 0, which is subnormal. */
+ALWAYS_INLINE floats e8m0_halved(ints e) { return f_mul(i_as_floats(i_max(i_left(e, 23), i_set1(0x00400000))), f_set1(0.5f)); }
+
 ALWAYS_INLINE void unpack_e8m0(const uint8_t *rows, size_t stride, tile *t, int lane, int block) {
-    ints exponent = i_left(i_and(i_gather_halves(rows, stride), i_set1(0xff)), 23);
-    f_store(t->d[block] + lane, f_mul(i_as_floats(i_max(exponent, i_set1(0x00400000))), f_set1(0.5f)));
+    f_store(t->d[block] + lane, e8m0_halved(i_and(i_gather_halves(rows, stride), i_set1(0xff))));
 }
 
 ALWAYS_INLINE void unpack_mxfp4(const uint8_t *rows, size_t stride, tile *t, int lane, int block) {
