@@ -31,6 +31,7 @@ LEVEL_FLAGS = {
     "x86_64": {
         "base": PLAIN,
         "x86-64-v3": AVX2,
+        "x86-64-v3-avxvnni": [*AVX2, "-mavxvnni"],
         "x86-64-v4": AVX512,
         "x86-64-v4-vnni": [*AVX512, "-mavx512vnni"],
         "x86-64-v4-amx": [*AVX512, "-mavx512vnni", "-mamx-tile", "-mamx-int8"],

@@ -23,9 +23,11 @@ from svc.gguf.grids import grid
 
 HERE = Path(__file__).parent
 ARM = platform.machine() in ("aarch64", "arm64")
-LEVELS = (
-    ("base", "neon", "neon-dotprod") if ARM else ("base", "x86-64-v3", "x86-64-v4", "x86-64-v4-vnni", "x86-64-v4-amx")
-)  # rising
+LEVELS = (  # rising; a processor need not have all those below its best
+    ("base", "neon", "neon-dotprod")
+    if ARM
+    else ("base", "x86-64-v3", "x86-64-v3-avxvnni", "x86-64-v4", "x86-64-v4-vnni", "x86-64-v4-amx")
+)
 CODEBOOKS = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S")  # in the order of csrc/quant.h
 
 P = structs.Pointer
@@ -33,7 +35,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "hr_open": [structs.Int, structs.Long, structs.Long, structs.Int],
     "hr_close": [P],
     "hr_threads": [P],
-    "hr_best_level": [],
+    "hr_runs": [ctypes.c_char_p],
     "hr_supports": [structs.Int],
     "hr_set_codebook": [P, structs.Int, P],
     "hr_forward": [P, P, structs.Int, P, P],
@@ -48,7 +50,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "hr_elementwise": [structs.Int, P, P, structs.Long],
     "hr_name_mapped_files": [P, P, P, structs.Int],
 }
-RESULTS = {"hr_open": P, "hr_close": None, "hr_best_level": ctypes.c_char_p}  # the others: an int, 0 for success
+RESULTS = {"hr_open": P, "hr_close": None}  # the others: an int, 0 for success
 
 
 def library_path(level: str) -> Path:
@@ -78,9 +80,8 @@ def available_levels() -> list[str]:
     """Levels that were built and that this processor can run, "base" first; empty if nothing was built."""
     if not library_path(LEVELS[0]).exists():
         return []
-    best = load(LEVELS[0]).hr_best_level().decode()
-    usable = LEVELS[: LEVELS.index(best) + 1]
-    return [level for level in usable if library_path(level).exists()]
+    runs = load(LEVELS[0]).hr_runs
+    return [level for level in LEVELS if library_path(level).exists() and runs(level.encode())]
 
 
 def choose_level(wanted: str | None) -> str:

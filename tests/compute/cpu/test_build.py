@@ -51,6 +51,7 @@ def test_the_wheel_has_every_level(tmp_path: Path) -> None:
     assert kernels_in(wheel) == {
         "_kernels_base",
         "_kernels_x86_64_v3",
+        "_kernels_x86_64_v3_avxvnni",
         "_kernels_x86_64_v4",
         "_kernels_x86_64_v4_vnni",
         "_kernels_x86_64_v4_amx",

@@ -29,23 +29,36 @@ static int have_amx(void) {
 }
 #endif
 
-/* The best build of these sources that this processor can run. */
-EXPORT const char *hr_best_level(void) {
+#if defined(__x86_64__)
+static int have_avx_vnni(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+#endif
+
+/* Whether this processor can run the build of these sources for that level; an unknown one: no. */
+EXPORT int hr_runs(const char *level) {
+    if (!strcmp(level, "base")) {
+        return 1;
+    }
 #if defined(__x86_64__)
     __builtin_cpu_init();
     int v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-    if (v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl")) {
-        return !__builtin_cpu_supports("avx512vnni") ? "x86-64-v4" : have_amx() ? "x86-64-v4-amx" : "x86-64-v4-vnni";
-    }
-    return v3 ? "x86-64-v3" : "base";
-#elif defined(__aarch64__) && defined(__APPLE__)
-    return "neon-dotprod"; /* every Apple processor has it */
-#elif defined(__aarch64__) && defined(__linux__)
-    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP ? "neon-dotprod" : "neon";
+    int v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+             __builtin_cpu_supports("avx512vl");
+    int vnni = v4 && __builtin_cpu_supports("avx512vnni");
+    return !strcmp(level, "x86-64-v3") ? v3 : !strcmp(level, "x86-64-v3-avxvnni") ? v3 && have_avx_vnni() : !strcmp(level, "x86-64-v4") ? v4
+         : !strcmp(level, "x86-64-v4-vnni") ? vnni : !strcmp(level, "x86-64-v4-amx") ? vnni && have_amx() : 0;
 #elif defined(__aarch64__)
-    return "neon";
+#if defined(__APPLE__)
+    int dotprod = 1; /* every Apple processor has it */
+#elif defined(__linux__)
+    int dotprod = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
 #else
-    return "base";
+    int dotprod = 0;
+#endif
+    return !strcmp(level, "neon") || (!strcmp(level, "neon-dotprod") && dotprod);
+#else
+    return 0;
 #endif
 }

@@ -99,6 +99,8 @@ ALWAYS_INLINE floats f_minus_madd(floats a, floats b, floats c) { return OP(fnma
 ALWAYS_INLINE ints i_pairs(ints sum, ints a, ints b) {
 #if SIMD_AVX512 && defined(__AVX512VNNI__)
     return _mm512_dpwssd_epi32(sum, a, b);
+#elif !SIMD_AVX512 && defined(__AVXVNNI__)
+    return _mm256_dpwssd_avx_epi32(sum, a, b);
 #else
     return i_add(sum, OP(madd_epi16)(a, b));
 #endif
@@ -106,6 +108,9 @@ ALWAYS_INLINE ints i_pairs(ints sum, ints a, ints b) {
 #if SIMD_AVX512 && defined(__AVX512VNNI__)
 #define DIRECT_DOT 1
 ALWAYS_INLINE ints i_dot(ints sum, ints w, ints x) { return _mm512_dpbusd_epi32(sum, w, x); }
+#elif !SIMD_AVX512 && defined(__AVXVNNI__)
+#define DIRECT_DOT 1
+ALWAYS_INLINE ints i_dot(ints sum, ints w, ints x) { return _mm256_dpbusd_avx_epi32(sum, w, x); }
 #else
 #define DIRECT_DOT 0
 #endif

@@ -12,7 +12,7 @@ enum { OPERATION, TYPE, ROWS, COLS, TOKENS, KIND, THREADS, BYTES, NUMBERS };
 
 runtime *hr_open(int threads, int64_t least_shared_work, int64_t most_partial_bytes, int round_activations);
 void hr_close(runtime *e);
-const char *hr_best_level(void);
+int hr_runs(const char *level);
 int hr_set_codebook(runtime *e, int index, const float *book);
 int hr_dequantize(const runtime *e, int type, const uint8_t *row, float *out, int64_t n);
 int hr_matmul(runtime *e, float *out, const matrix *weight, const matrix *up, const float *x, int num_tokens);
@@ -46,7 +46,7 @@ static int multiply(const int64_t *n, uint8_t *data, float *out) {
 
 int main(void) {
     int64_t n[NUMBERS];
-    printf("%s\n", hr_best_level());
+    printf("%s\n", hr_runs("neon-dotprod") ? "neon-dotprod" : hr_runs("neon") ? "neon" : "base");
     while (fread(n, sizeof n, 1, stdin) == 1) {
         uint8_t *data = take(n[BYTES]);
         if (n[OPERATION] == 3) {
