@@ -69,13 +69,22 @@ ALWAYS_INLINE void run_tile(kind k, int type, size_t block_bytes, unpack_fn unpa
         begin_tiles(k.block == 256 ? 64 : 32);
     }
 #endif
+    const uint8_t *rows = j->rows;
+#if INT_LANES == 8
+    _Alignas(64) uint8_t copy[MOST_COPIED];
+    if (INT_ROWS * j->stride <= sizeof copy) {
+        rows = copy_rows(copy, rows, INT_ROWS * j->stride);
+    }
+#endif
     size_t at = 0;
     for (size_t unit = 0; unit * 256 < (size_t)j->cols; unit++) {
         int num_blocks = min_int(256, j->cols - (int)unit * 256) / k.block;
-        fetch_next(j, unit);
+        if (rows == j->rows) {
+            fetch_next(j, unit);
+        }
         for (int block = 0; block < num_blocks; block++, at += block_bytes) {
             for (int lane = 0; lane < INT_ROWS; lane += INT_LANES) {
-                unpack(j->rows + at + (size_t)lane * j->stride, j->stride, &t, lane, block);
+                unpack(rows + at + (size_t)lane * j->stride, j->stride, &t, lane, block);
             }
         }
 #ifdef __AMX_INT8__

@@ -20,6 +20,20 @@ typedef struct {
     float values[ROW_SUMS][8][8]; /* blocks of 32: d * isum of the eight blocks of a unit, of each row */
 } row_sums;
 
+#define MOST_COPIED (96 << 10) /* bytes of a tile's rows; with the unpacked tile and activations they stay in the second cache */
+
+/* Rows from memory, in order, to where a tile may read them in columns of blocks. */
+ALWAYS_INLINE const uint8_t *copy_rows(uint8_t *copy, const uint8_t *rows, size_t bytes) {
+    size_t at = 0;
+    for (; at + 64 <= bytes; at += 64) {
+        __builtin_prefetch(rows + at + FETCH_AHEAD, 0, 3);
+        i_store(copy + at, i_load(rows + at));
+        i_store(copy + at + 32, i_load(rows + at + 32));
+    }
+    memcpy(copy + at, rows + at, bytes - at);
+    return copy;
+}
+
 ALWAYS_INLINE int row_place(int row) { return row % 4 * 2 + row / 4; }
 
 ALWAYS_INLINE __m128i fold(ints a) { return _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1)); }

@@ -7,6 +7,7 @@
 #include "int_activations.h"
 #include "int_unpack.h"
 
+#define MOST_LANE_GROUPS (INT_LANES == 8 ? 2 : 1)
 #define MOST_TOKENS (INT_LANES == 16 ? 8 : INT_LANES > 1 ? 4 : 2) /* at once: as many as the vector registers hold */
 
 typedef struct {
@@ -22,6 +23,19 @@ typedef struct {
 /* The offset that sums must subtract in this build. */
 #define OFFSET(k) (SIGNED_WEIGHTS && (k).is_signed ? 0 : (k).offset)
 
+#if MOST_LANE_GROUPS > 1
+/* There are more sums than registers. These stay in memory between groups, where the compiler would move others back and forth. */
+#define KEEP_IN_MEMORY(sums) __asm__ volatile("" : "+m"(sums))
+/* Otherwise compilers add up in trees, and all that is to be added waits in memory. */
+#define ADD_NOW(sum) __asm__("" : "+x"(sum))
+#else
+#define KEEP_IN_MEMORY(sums) (void)(sums)
+#define ADD_NOW(sum) (void)(sum)
+#endif
+
+/* Vectors of rows at once: two share what is loaded of a token, where their sums seldom leave the registers. */
+ALWAYS_INLINE int lane_groups(kind k) { return MOST_LANE_GROUPS > 1 && k.unchecked > 2 ? 2 : 1; }
+
 /* Four columns of a token for all rows. */
 ALWAYS_INLINE ints four_columns(const int8_t *x) {
     int32_t four;
@@ -29,43 +43,64 @@ ALWAYS_INLINE ints four_columns(const int8_t *x) {
     return i_set1(four);
 }
 
-/* sum += scale * (dot product of `steps` x 4 columns), for tokens x[0 .. n); lanes are rows. A block of 32 has no scale. */
-ALWAYS_INLINE void add_scaled(kind k, int n, int steps, const uint8_t (*w)[INT_ROWS][4], const int8_t *const *x, size_t at, const int32_t *scale, ints *sum) {
+/* sum += scale * (dot product of `steps` x 4 columns), for m vectors of rows and tokens x[0 .. n). A block of 32 has no scale. */
+ALWAYS_INLINE void add_scaled(kind k, int m, int n, int steps, const uint8_t (*w)[INT_ROWS][4], const int8_t *const *x, size_t at, const int32_t *scale,
+                              ints (*sum)[MOST_TOKENS]) {
 #if DIRECT_DOT
-    ints dot[MOST_TOKENS];
+    ints dot[MOST_LANE_GROUPS][MOST_TOKENS];
     UNROLL
-    for (int t = 0; t < n; t++) {
-        dot[t] = k.block == 32 ? sum[t] : i_set1(0);
+    for (int i = 0; i < m * n; i++) {
+        dot[i / n][i % n] = k.block == 32 ? sum[i / n][i % n] : i_set1(0);
     }
     UNROLL
     for (int i = 0; i < steps; i++) {
-        ints weights = i_load(w[i]);
+        ints weights[MOST_LANE_GROUPS];
+        UNROLL
+        for (int g = 0; g < m; g++) {
+            weights[g] = i_load(w[i][g * INT_LANES]);
+        }
         UNROLL
         for (int t = 0; t < n; t++) {
-            dot[t] = i_dot(dot[t], weights, four_columns(x[t] + at + 4 * (size_t)i));
+            ints four = four_columns(x[t] + at + 4 * (size_t)i);
+            UNROLL
+            for (int g = 0; g < m; g++) {
+                dot[g][t] = i_dot(dot[g][t], weights[g], four);
+                ADD_NOW(dot[g][t]);
+            }
         }
     }
     UNROLL
-    for (int t = 0; t < n; t++) {
-        sum[t] = k.block == 32 ? dot[t] : i_add(sum[t], i_mul(dot[t], i_load(scale)));
+    for (int i = 0; i < m * n; i++) {
+        int g = i / n, t = i % n;
+        sum[g][t] = k.block == 32 ? dot[g][t] : i_add(sum[g][t], i_mul(dot[g][t], i_load(scale + g * INT_LANES)));
     }
 #else
     UNROLL
     for (int first = 0; first < steps; first += k.unchecked) {
-        ints dot[MOST_TOKENS];
+        ints dot[MOST_LANE_GROUPS][MOST_TOKENS];
         UNROLL
         for (int i = first; i < first + k.unchecked; i++) {
-            ints weights = i_load(w[i]);
+            ints weights[MOST_LANE_GROUPS];
+            UNROLL
+            for (int g = 0; g < m; g++) {
+                weights[g] = i_load(w[i][g * INT_LANES]);
+            }
             UNROLL
             for (int t = 0; t < n; t++) {
                 ints four = four_columns(x[t] + at + 4 * (size_t)i);
-                ints products = k.is_signed ? i_signed_products(weights, four) : i_products(weights, four);
-                dot[t] = i == first ? products : i_add16(dot[t], products);
+                UNROLL
+                for (int g = 0; g < m; g++) {
+                    ints products = k.is_signed ? i_signed_products(weights[g], four) : i_products(weights[g], four);
+                    dot[g][t] = i == first ? products : i_add16(dot[g][t], products);
+                    ADD_NOW(dot[g][t]);
+                }
             }
         }
         UNROLL
-        for (int t = 0; t < n; t++) {
-            sum[t] = i_pairs(sum[t], dot[t], k.block == 32 ? i_set1(0x00010001) : i_load(scale));
+        for (int i = 0; i < m * n; i++) {
+            int g = i / n, t = i % n;
+            sum[g][t] = i_pairs(sum[g][t], dot[g][t], k.block == 32 ? i_set1(0x00010001) : i_load(scale + g * INT_LANES));
+            ADD_NOW(sum[g][t]);
         }
     }
 #endif
@@ -97,48 +132,63 @@ ALWAYS_INLINE floats join_32(const tile *t, int lane, const blocks32 *b, int i, 
     return f_madd(f_set1(b->d[i]), f_mul(f_load(t->d[i] + lane), i_floats(isum)), sum);
 }
 
-ALWAYS_INLINE void apply_256(kind k, int n, const tile *t, int lane, const void *const *units, int start, float *const *sums) {
+ALWAYS_INLINE void apply_256(kind k, int m, int n, const tile *t, int lane, const void *const *units, int start, float *const *sums) {
     const int8_t *x[MOST_TOKENS];
-    ints isum[MOST_TOKENS];
+    ints isum[MOST_LANE_GROUPS][MOST_TOKENS];
     UNROLL
     for (int i = 0; i < n; i++) {
         x[i] = ((const block256 *)units[i])->q;
-        isum[i] = i_set1(0);
+        UNROLL
+        for (int g = 0; g < m; g++) {
+            isum[g][i] = i_set1(0);
+        }
     }
     int steps = 64 / k.groups;
     for (int group = 0; group < k.groups; group++) {
+        if (m > 1) {
+            KEEP_IN_MEMORY(isum);
+        }
         const uint8_t(*w)[INT_ROWS][4] = (const uint8_t(*)[INT_ROWS][4])(t->w[group * steps] + lane);
-        add_scaled(k, n, steps, w, x, 4 * (size_t)(group * steps), t->scale[group] + lane, isum);
+        add_scaled(k, m, n, steps, w, x, 4 * (size_t)(group * steps), t->scale[group] + lane, isum);
     }
     UNROLL
-    for (int i = 0; i < n; i++) {
-        f_store(sums[i] + lane, join_256(k, t, lane, units[i], OFFSET(k), isum[i], start ? f_set1(0.0f) : f_load(sums[i] + lane)));
+    for (int i = 0; i < m * n; i++) {
+        int g = i / n, token = i % n, at = lane + g * INT_LANES;
+        floats sum = start ? f_set1(0.0f) : f_load(sums[token] + at);
+        f_store(sums[token] + at, join_256(k, t, at, units[token], OFFSET(k), isum[g][token], sum));
     }
 }
 
-ALWAYS_INLINE void apply_32(kind k, int n, const tile *t, int lane, int num_blocks, const void *const *units, int start, float *const *sums) {
+ALWAYS_INLINE void apply_32(kind k, int m, int n, const tile *t, int lane, int num_blocks, const void *const *units, int start, float *const *sums) {
     const int8_t *x[MOST_TOKENS];
-    floats sum[MOST_TOKENS];
+    floats sum[MOST_LANE_GROUPS][MOST_TOKENS];
     UNROLL
     for (int i = 0; i < n; i++) {
         x[i] = ((const blocks32 *)units[i])->q;
-        sum[i] = start ? f_set1(0.0f) : f_load(sums[i] + lane);
+        UNROLL
+        for (int g = 0; g < m; g++) {
+            sum[g][i] = start ? f_set1(0.0f) : f_load(sums[i] + lane + g * INT_LANES);
+        }
     }
     for (int block = 0; block < num_blocks; block++) {
-        ints isum[MOST_TOKENS];
-        UNROLL
-        for (int i = 0; i < n; i++) {
-            isum[i] = i_set1(OFFSET(k) ? -OFFSET(k) * ((const blocks32 *)units[i])->sums[block] : 0);
+        if (m > 1) {
+            KEEP_IN_MEMORY(sum);
         }
-        add_scaled(k, n, 8, (const uint8_t(*)[INT_ROWS][4])(t->w[8 * block] + lane), x, 32 * (size_t)block, NULL, isum);
+        ints isum[MOST_LANE_GROUPS][MOST_TOKENS];
         UNROLL
-        for (int i = 0; i < n; i++) {
-            sum[i] = join_32(t, lane, units[i], block, isum[i], sum[i]);
+        for (int i = 0; i < m * n; i++) {
+            isum[i / n][i % n] = i_set1(-OFFSET(k) * ((const blocks32 *)units[i % n])->sums[block]);
+        }
+        add_scaled(k, m, n, 8, (const uint8_t(*)[INT_ROWS][4])(t->w[8 * block] + lane), x, 32 * (size_t)block, NULL, isum);
+        UNROLL
+        for (int i = 0; i < m * n; i++) {
+            int g = i / n, token = i % n;
+            sum[g][token] = join_32(t, lane + g * INT_LANES, units[token], block, isum[g][token], sum[g][token]);
         }
     }
     UNROLL
-    for (int i = 0; i < n; i++) {
-        f_store(sums[i] + lane, sum[i]);
+    for (int i = 0; i < m * n; i++) {
+        f_store(sums[i % n] + lane + i / n * INT_LANES, sum[i / n][i % n]);
     }
 }
 
@@ -170,11 +220,12 @@ ALWAYS_INLINE void apply(kind k, int n, const tile_job *j, const tile *t, int nu
         units[i] = unit_of(k, j, unit, token + i);
         sums[i] = j->sums + (size_t)(token + i) * INT_ROWS;
     }
-    for (int lane = 0; lane < INT_ROWS; lane += INT_LANES) {
+    const int m = lane_groups(k);
+    for (int lane = 0; lane < INT_ROWS; lane += m * INT_LANES) {
         if (k.block == 256) {
-            apply_256(k, n, t, lane, units, unit == 0, sums);
+            apply_256(k, m, n, t, lane, units, unit == 0, sums);
         } else {
-            apply_32(k, n, t, lane, num_blocks, units, unit == 0, sums);
+            apply_32(k, m, n, t, lane, num_blocks, units, unit == 0, sums);
         }
     }
 }
