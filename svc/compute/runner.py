@@ -74,7 +74,6 @@ class ModelRunner:
         self._logits = ops.empty((MAX_LOGIT_ROWS, model.config.vocab_size))
         self._latest: SubmittedStep | None = None  # None if it failed
         self._idle_since = clock()
-        self._grouped_heads = any(isinstance(mixer, DeltaWeights) and mixer.grouped_heads for mixer, _ in model.layers)
 
     def run(self, batch: StepBatch) -> StepResult:
         """Runs one step; asserts that its numbers are within the plan."""
@@ -164,7 +163,8 @@ class ModelRunner:
             ops.copy_pages(caches, pairs([(copy.source, copy.target) for copy in batch.copies]))
         if batch.settles:
             settles = np.array([(settle.row, settle.start, settle.end) for settle in batch.settles], np.int32)
-            ops.settle_rows(caches, settles, grouped_heads=self._grouped_heads)
+            grouped_heads = any(isinstance(mixer, DeltaWeights) and mixer.grouped_heads for mixer, _ in self.model.layers)
+            ops.settle_rows(caches, settles, grouped_heads=grouped_heads)
         if batch.saves:
             ops.save_rows(caches, pairs([(save.row, save.snapshot_id) for save in batch.saves]))
         if batch.zero_rows:

@@ -16,10 +16,12 @@ from svc.compute.model_file import open_model
 from svc.compute.runner import ModelRunner
 from svc.memory.plan import MemoryPlan
 from svc.model.arch import load_model
+from svc.slots.speculator import Speculator
 from tests.cuda_emulator.build import have_compiler
 from tests.cuda_emulator.device import EmulatedDevice
 from tests.exactness.conftest import model_file
 from tests.exactness.test_bit_for_bit import GREEDY, SAMPLED, bits, prompt
+from tests.exactness.test_drafts import MOST, told
 from tests.kernels.cuda import GPU, have_gpu
 from tests.slots.harness import Driver
 
@@ -44,19 +46,32 @@ def fresh(device: Device) -> Iterator[Fresh]:
     """`fresh(file, ...)`: a new server's worth of memory around the model, nothing cached."""
     runners: list[ModelRunner] = []
 
-    def make(file: str, *, graphs: bool = True, rows: int = 4, pages: int = 40, snapshots: int = 64, chunk: int = 128) -> Driver:
-        runners.append(made(device, file, graphs=graphs, rows=rows, pages=pages, snapshots=snapshots, chunk=chunk))
-        return Driver(runners[-1])
+    def make(
+        file: str,
+        *,
+        graphs: bool = True,
+        rows: int = 4,
+        pages: int = 40,
+        snapshots: int = 64,
+        chunk: int = 128,
+        speculator: Speculator | None = None,
+    ) -> Driver:
+        journal = MOST + 1 if speculator is not None else 0
+        sizes = {"rows": rows, "pages": pages, "snapshots": snapshots, "chunk": chunk, "journal": journal}
+        runners.append(made(device, file, graphs=graphs, **sizes))
+        return Driver(runners[-1], speculator=speculator)
 
     yield make
     for runner in runners:
         runner.close()
 
 
-def made(device: Device, file: str, *, graphs: bool, rows: int, pages: int, snapshots: int, chunk: int) -> ModelRunner:
+def made(
+    device: Device, file: str, *, graphs: bool, rows: int, pages: int, snapshots: int, chunk: int, journal: int = 0
+) -> ModelRunner:
     ops = CudaOps(device, graphs=graphs, exact=True)
     config, source = open_model(model_file(file))
-    plan = MemoryPlan(config.memory_layout(16, "f16"), pages, rows, snapshots)
+    plan = MemoryPlan(config.memory_layout(16, "f16"), pages, rows, snapshots, journal_tokens=journal)
     return ModelRunner(load_model(source, config, ops), ops, plan, chunk)
 
 
@@ -68,6 +83,25 @@ def solo(device: Device, file: str, tokens: tuple[int, ...], max_tokens: int = 4
     runner.close()
     assert answer.cached == 0
     return cast(Bits, bits(answer))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_drafts(device: Device, fresh: Fresh, file: str) -> None:
+    """Checked many at a step, some of them wrong, two answers at once: the bits of those without drafts; so the next turn."""
+    requests = [(prompt(19, seed=1), GREEDY), (prompt(6, seed=2), SAMPLED)]
+    expected = [solo(device, file, tuple(tokens), 12, params) for tokens, params in requests]
+    answers = [[token for token, *_ in answer] for answer in expected]
+    known = {f"{tuple(tokens)} {params}": answer for (tokens, params), answer in zip(requests, answers, strict=True)}
+    driver = fresh(file, speculator=told(known))
+    found = [driver.submit(tokens, 12, params) for tokens, params in requests]
+    driver.run()
+    assert [bits(answer) for answer in found] == expected
+    counters = driver.scheduler.counters
+    assert 3 < counters.accepted_drafts < counters.drafts
+    turn = (*requests[0][0], *answers[0], 7, 8, 9)
+    again = driver.ask(turn, 4, params=GREEDY)
+    assert again.cached == len(turn) - 4
+    assert bits(again) == solo(device, file, turn)
 
 
 @pytest.mark.parametrize("file", FILES)
