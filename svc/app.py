@@ -16,6 +16,7 @@ from types import ModuleType
 
 import numpy as np
 
+from svc import free_memory
 from svc.cache_files import check_folders, identity_of, open_store, slot_folder
 from svc.compute.backend import Chunk, Sample, StepBatch
 from svc.compute.sampling.params import SamplingParams
@@ -96,6 +97,7 @@ async def serve(config: Config, logger: Logger, dropped_lines: Callable[[], int]
             async with _running(config, logger, loaded, metrics) as engine:
                 kernels.finish()
                 spare_the_collector()
+                free_memory.give_back()
                 door.open(_service(config, loaded, engine, metrics))
                 _announce(logger, notifier, url, loaded, config)
                 async with _watchdog(notifier, manager.watchdog_s, door):

@@ -76,7 +76,7 @@ def load(config: Config, logger: Logger, progress: Progress, on_compile: Callabl
         logger.warning("unused_tensors", reason=reason)
     runner = ModelRunner(model, ops, prepared.plan, config.max_step_tokens)
     return LoadedModel(
-        opened.file,
+        opened.file.without_vocabulary(),
         opened.config,
         opened.context_tokens,
         runner,

@@ -2,7 +2,7 @@
 
 import math
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
@@ -18,6 +18,7 @@ from svc.gguf.overrides import overridden
 from svc.gguf.parts import Part, entries, read_parts, stem
 from svc.gguf.quant import QUANT_TYPES, QUANT_TYPES_BY_ID, QuantType
 
+SHORT_ARRAY = 1024  # entries: a value for each layer, but not for each token
 READ_BYTES = 4 << 20  # read between two calls of a progress function
 TOUCH_BYTES = 4096  # at most a page of memory
 
@@ -136,6 +137,20 @@ class GgufFile(TypedMetadata):
         metadata = overridden(self.path, self.metadata, overrides)
         return GgufFile(self.paths, self.version, metadata, dict(self.tensors), self._maps)
 
+    def without_vocabulary(self) -> "GgufFile":
+        """The same file for a server that runs: without the long arrays of its metadata, of which its tokenizer has its own.
+
+        The memory of the header's pages goes back to the system, which reads them again if somebody looks.
+        """
+        short = {key: value for key, value in self.metadata.items() if isinstance(value, str) or not _is_long(value)}
+        for (_, start, size), data in zip(self.mapped_ranges(), self._maps, strict=True):
+            offsets = [tensor.data.ctypes.data - start for tensor in self.tensors.values()]
+            header = min((offset for offset in offsets if 0 <= offset < size), default=0) // mmap.PAGESIZE * mmap.PAGESIZE
+            if header and hasattr(mmap, "MADV_DONTNEED"):
+                with suppress(OSError):
+                    data.madvise(mmap.MADV_DONTNEED, 0, header)
+        return GgufFile(self.paths, self.version, short, dict(self.tensors), self._maps)
+
     @contextmanager
     def being_read(self, whole: bool) -> Iterator[None]:
         """Tells the system that the file is about to be read: all of it in order (`whole`: it reads far ahead), or parts of it."""
@@ -149,6 +164,10 @@ class GgufFile(TypedMetadata):
         for data in self._maps if hasattr(mmap, name) else ():  # not every system has it
             with suppress(OSError):  # not every file system takes advice
                 data.madvise(getattr(mmap, name))
+
+
+def _is_long(value: Value) -> bool:
+    return isinstance(value, Sized) and len(value) > SHORT_ARRAY
 
 
 def _view(part: Part, entry: TensorEntry) -> GgufTensor:

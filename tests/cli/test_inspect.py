@@ -83,6 +83,22 @@ def test_costs_and_budgets(capsys: pytest.CaptureFixture[str]) -> None:
     assert {key: memory[key] for key in expected} == expected
 
 
+def test_memory_of_the_process(capsys: pytest.CaptureFixture[str]) -> None:
+    """The mapped file, the live rows, and the caches when they are full; the program is an estimate."""
+    flags = ["--device", "cpu", "--max-slots", "3", "--kv-bytes", "8MiB", "--snapshot-bytes", "4MiB"]
+    found = report(capsys, HYBRID, *flags)
+    resident, memory = found["resident"], found["memory"]
+    assert resident["weights_bytes"] == Path(HYBRID).stat().st_size
+    assert resident["start_bytes"] == sum(
+        int(part)
+        for part in (resident["weights_bytes"], resident["program_bytes"], memory["slot_bytes"])  # type: ignore[call-overload]
+    )
+    caches = resident["most_bytes"] - resident["start_bytes"]  # type: ignore[operator]
+    assert caches == memory["kv_bytes"] + memory["snapshot_bytes"]  # type: ignore[operator]
+    assert main(["inspect", HYBRID, *flags]) == 0
+    assert "memory " in capsys.readouterr().out
+
+
 def test_threads(capsys: pytest.CaptureFixture[str]) -> None:
     """How many and why; those that are set; none for a device that does not choose."""
     assert report(capsys, HYBRID, "--device", "cpu", "--threads", "1")["threads"] == {"num_threads": 1, "reason": "as set"}
@@ -147,7 +163,10 @@ def test_gpu_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "emulated on the CPU: 96.0 MiB of 96.0 MiB free" in capsys.readouterr().out
     assert main(["inspect", HYBRID, "--device", "cpu"]) == 0
     assert "emulated" not in capsys.readouterr().out
-    assert report(capsys, HYBRID, "--device", "cpu")["gpu"] is None
+    found = report(capsys, HYBRID, "--device", "cpu")
+    assert found["gpu"] is None
+    assert found["resident"] is not None
+    assert report(capsys, HYBRID)["resident"] is None
 
 
 @pytest.mark.usefixtures("emulated")

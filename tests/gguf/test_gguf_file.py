@@ -268,3 +268,32 @@ def test_a_wrong_length_is_named(toy: GgufFile) -> None:
     """One entry per layer means exactly that."""
     with pytest.raises(ModelFileError, match=r"toy\.sections has 4 entries instead of 5"):
         toy.get_ints("toy.sections", length=5)
+
+
+def resident_kib(path: Path) -> int:
+    """Of the maps of a file."""
+    found, here = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            here = line.endswith(path.name)
+        elif here and line.startswith("Rss:"):
+            found += int(line.split()[1])
+    return found
+
+
+def test_a_file_without_its_vocabulary(tmp_path: Path) -> None:
+    """Short values stay, arrays with an entry per token go, the header's pages are given back; tensors are the same bytes."""
+    path, tokens = tmp_path / "words.gguf", [f"a token of some length {i}" for i in range(20000)]
+    long = {"toy.tokens": tokens, "toy.types": np.arange(20000, dtype=np.int32), "toy.title": "x" * 5000}
+    matrix = np.arange(2**16, dtype=np.float32).reshape(16, -1)
+    write_gguf(path, METADATA | long, {"matrix": (matrix, "F32")})
+    file = GgufFile.open(path)
+    assert file.tensors["matrix"].data.sum(dtype=np.int64) >= 0  # its pages are in memory too
+    before = resident_kib(path) if Path("/proc/self/smaps").exists() else 0
+    kept = file.without_vocabulary()
+    assert set(kept.metadata) == set(file.metadata) - {"toy.tokens", "toy.types"}
+    assert kept.metadata["toy.sections"] is file.metadata["toy.sections"]
+    if before:
+        assert before - resident_kib(path) > 500  # of about 700 KiB
+    assert kept.tensors["matrix"].dequantize().tobytes() == matrix.tobytes()
+    np.testing.assert_array_equal(file.metadata["toy.types"], np.arange(20000))  # where somebody has it still

@@ -68,11 +68,12 @@ class Tokenizer:
         add_bos: bool = False,
         fill_in_ids: Mapping[str, int] | None = None,
     ) -> None:
-        self._tokens = tokens
+        self.num_tokens = len(tokens)  # entries of the vocabulary, unused ones included: ids are 0..num_tokens-1
         self._types = types
-        self._ids = {text: i for i, text in reversed(list(enumerate(tokens)))}  # the first of equal texts counts
+        ids = {text: i for i, text in reversed(list(enumerate(tokens)))}  # the first of equal texts counts
+        self._repeated = {i: text for i, text in enumerate(tokens) if ids[text] != i}  # the library knows the others
         self._bytes = _token_bytes(tokens, types)
-        self.control_tokens: dict[str, int] = self._of_type(TokenType.CONTROL)
+        self.control_tokens = _of_type(tokens, types, TokenType.CONTROL)
         self.control_spellings = {i: text for i, text in enumerate(tokens) if types[i] == TokenType.CONTROL and text}
         self._bytes_without_control = [b"" if i in self.control_spellings else shown for i, shown in enumerate(self._bytes)]
         self.eos_id, self.bos_id, self.pad_id = eos_id, bos_id, pad_id
@@ -80,8 +81,8 @@ class Tokenizer:
         self.fill_in_ids = dict(fill_in_ids or {})  # by the word in the file's keys: "pre", "suf", "mid", "rep", "sep", "pad"
         known_ends = (self.control_tokens.get(text) for text in _END_TOKENS)
         self.eos_ids: frozenset[int] = frozenset(eos_ids) | {i for i in known_ends if i is not None}
-        user_defined = self._of_type(TokenType.USER_DEFINED)
-        self._bpe = _bpe(self._ids, merges, words, user_defined)
+        user_defined = _of_type(tokens, types, TokenType.USER_DEFINED)
+        self._bpe = _bpe(ids, merges, words, user_defined)
         self._word_start = words.starts
         decisive = _decisive(list(self.control_tokens), list(user_defined))
         self._added, self._longest_added = _any_of(decisive), max(map(len, decisive), default=0)
@@ -126,14 +127,9 @@ class Tokenizer:
         return BreakerIndex(self._bytes, partial(self.encode, parse_special=False))
 
     @property
-    def num_tokens(self) -> int:
-        """Entries of the vocabulary, unused ones included: ids are 0..num_tokens-1."""
-        return len(self._tokens)
-
-    @property
     def vocab_size(self) -> int:
         """The same as `num_tokens`."""
-        return len(self._tokens)
+        return self.num_tokens
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         """Token ids of `text`, without BOS. Lone surrogates become U+FFFD. RequestError for more than a quarter of a million
@@ -187,11 +183,13 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """The token as the vocabulary spells it (bytes in the byte-level alphabet)."""
-        return self._tokens[self._checked(token_id)]
+        repeated = self._repeated.get(self._checked(token_id))
+        return str(self._bpe.id_to_token(token_id)) if repeated is None else repeated
 
     def token_id(self, text: str) -> int | None:
         """The token spelled `text` in the vocabulary, or None."""
-        return self._ids.get(text)
+        token_id: int | None = self._bpe.token_to_id(text)
+        return token_id
 
     def mistyped(self, markers: Iterable[str]) -> list[str]:
         """Control tokens that the file gives another type, in the order of their ids.
@@ -199,9 +197,10 @@ class Tokenizer:
         They are `markers` (what the chat template writes), well-known ones, and the file's own begin and end tokens. As text,
         people could spell them, and the starts of messages would not be found.
         """
-        own = {self._tokens[i] for i in (*self.eos_ids, self.bos_id) if i is not None}
+        own = {self.token_text(i) for i in (*self.eos_ids, self.bos_id) if i is not None}
         spelled = {*markers, *_END_TOKENS, *_OTHER_CONTROL_TOKENS, *filter(CONTROL_SHAPE.fullmatch, own)}
-        return sorted((spelled & self._ids.keys()) - self.control_tokens.keys(), key=self._ids.__getitem__)
+        ids = {text: self.token_id(text) for text in spelled - self.control_tokens.keys()}
+        return [text for _, text in sorted((i, text) for text, i in ids.items() if i is not None)]
 
     def is_control(self, token_id: int) -> bool:
         """Whether it is of type CONTROL: structure, never shown as text. RequestError as in `token_bytes`."""
@@ -246,13 +245,14 @@ class Tokenizer:
             raise RequestError("the text cannot be tokenized") from error
         return ids
 
-    def _of_type(self, kind: TokenType) -> dict[str, int]:
-        return {text: i for i, text in enumerate(self._tokens) if self._types[i] == kind and text}
-
     def _checked(self, token_id: int) -> int:
-        if 0 <= token_id < len(self._tokens):
+        if 0 <= token_id < self.num_tokens:
             return token_id
-        raise RequestError(f"token id {token_id} is not in the vocabulary of {len(self._tokens)} tokens")
+        raise RequestError(f"token id {token_id} is not in the vocabulary of {self.num_tokens} tokens")
+
+
+def _of_type(tokens: list[str], types: list[int], kind: TokenType) -> dict[str, int]:
+    return {text: i for i, text in enumerate(tokens) if types[i] == kind and text}
 
 
 def _text(parts: Iterable[bytes]) -> str:

@@ -252,6 +252,8 @@ def test_of_equal_tokens_the_first_is_encoded(metadata: Any) -> None:
     tokenizer = Tokenizer.from_metadata(values | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types})
     assert tokenizer.encode("a", parse_special=True) == [tokens.index("a")]
     assert tokenizer.decode([tokens.index("a"), 2048]) == "aa"
+    assert tokenizer.token_id("a") == tokens.index("a")
+    assert [tokenizer.token_text(i) for i in range(len(tokens))] == tokens
 
 
 @pytest.mark.parametrize(
