@@ -59,4 +59,5 @@ def test_products(make_int8_ops: MakeInt8Ops, name: str, tokens: int) -> None:
 @pytest.mark.parametrize("name", test_int8.TYPES)
 def test_same_bits_and_range(make_int8_ops: MakeInt8Ops, name: str) -> None:
     test_int8.test_same_bits_on_every_level_and_for_any_company(make_int8_ops, LEVEL, name)
+    test_int8.test_same_bits_in_long_rows_and_in_a_short_last_unit(make_int8_ops, LEVEL, name, 8448)
     test_int8.test_largest_values_stay_in_range(make_int8_ops, LEVEL, name)

@@ -102,6 +102,18 @@ def test_same_bits_on_every_level_and_for_any_company(make_int8_ops: MakeInt8Ops
             assert product(ops, tensor, part).tobytes() == expected[first : first + count].tobytes()
 
 
+@pytest.mark.parametrize("cols", [8448, 17408, 1184])
+@pytest.mark.parametrize("name", TYPES)
+def test_same_bits_in_long_rows_and_in_a_short_last_unit(make_int8_ops: MakeInt8Ops, level: str, name: str, cols: int) -> None:
+    """Rows longer than what kernels keep at once, units with fewer than eight blocks, each number of tokens up to nine."""
+    block = TYPES[name][0]
+    tensor, x = random_tensor(name, 19, cols // block * block), activations(9, cols // block * block)
+    oracle, ops = make_int8_ops(1, "base"), make_int8_ops(1, level)
+    expected = np.concatenate([product(oracle, tensor, x[t : t + 1]) for t in range(len(x))])
+    for count in range(1, len(x) + 1):
+        assert product(ops, tensor, x[:count].copy()).tobytes() == expected[:count].tobytes(), count
+
+
 @pytest.mark.parametrize("name", TYPES)
 def test_largest_values_stay_in_range(make_int8_ops: MakeInt8Ops, level: str, name: str) -> None:
     """The largest activations, all of one sign or with the signs of the weights, overflow no partial sum on any level."""
