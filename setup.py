@@ -8,6 +8,7 @@ working C compiler the installation succeeds with a warning, and the server comp
 import os
 import platform
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -47,6 +48,12 @@ def level_flags() -> dict[str, list[str]]:
     return LEVEL_FLAGS.get(machine, {"base": PLAIN})
 
 
+def sources_flag() -> str:
+    """What the loader compares with the sources that it finds (svc/compute/cpu/library.py)."""
+    package = SOURCES.parent
+    return f'-DHEADRACE_SOURCES="{runpy.run_path(str(package / "source_hash.py"))["source_hash"](package)}"'
+
+
 def module_name(level: str) -> str:
     return f"{PACKAGE}._kernels_{level.replace('-', '_')}"
 
@@ -69,7 +76,7 @@ class BuildKernels(build_ext):
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh = target.with_suffix(".new")  # renamed when whole: a process that has the old one mapped keeps it
-        command = [*compiler(), *FLAGS, *ext.extra_compile_args, *ext.sources, "-lm", "-o", str(fresh)]
+        command = [*compiler(), *FLAGS, sources_flag(), *ext.extra_compile_args, *ext.sources, "-lm", "-o", str(fresh)]
         try:
             subprocess.run(command, check=True)
         except (OSError, subprocess.CalledProcessError) as error:

@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from svc.compute.cpu import structs
+from svc.compute.cpu.source_hash import source_hash
 from svc.errors import BackendUnavailableError
 from svc.gguf.grids import grid
 
-HERE = Path(__file__).parent
+HERE = SOURCES = Path(__file__).parent  # of the compiled kernels; of csrc/
 ARM = platform.machine() in ("aarch64", "arm64")
 LEVELS = (  # rising; a processor need not have all those below its best
     ("base", "neon", "neon-dotprod")
@@ -59,7 +60,10 @@ def library_path(level: str) -> Path:
 
 @cache
 def load(level: str) -> ctypes.CDLL:
-    """The library of one level. BackendUnavailableError if it was not built or cannot be loaded."""
+    """The library of one level. BackendUnavailableError if it was not built, cannot be loaded or is not of the sources beside it.
+
+    Kernels of other sources would read other structures: wrong answers, or a crash.
+    """
     path = library_path(level)
     if not path.exists():
         raise BackendUnavailableError(
@@ -67,6 +71,7 @@ def load(level: str) -> ctypes.CDLL:
         )
     try:
         library = ctypes.CDLL(str(path))
+        check_sources(library, path)
         for name, arguments in SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes = arguments
@@ -74,6 +79,19 @@ def load(level: str) -> ctypes.CDLL:
     except (OSError, AttributeError) as error:
         raise BackendUnavailableError(f"the compiled kernels in {path} cannot be loaded: {error}") from None
     return library
+
+
+def check_sources(library: ctypes.CDLL, path: Path) -> None:
+    """Only where sources are beside the library. One without the function is older than it."""
+    wanted = source_hash(SOURCES)
+    built = getattr(library, "hr_sources", None)
+    if built is not None:
+        built.argtypes, built.restype = [], ctypes.c_char_p
+    if wanted and (built is None or built().decode() != wanted):
+        raise BackendUnavailableError(
+            f"the compiled kernels in {path} were built from other sources than those beside them; "
+            "build them again: python setup.py build_ext --inplace"
+        )
 
 
 def available_levels() -> list[str]:

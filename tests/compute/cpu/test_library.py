@@ -1,6 +1,7 @@
 """Finding the compiled kernels, the messages when they are missing, and the thread pool."""
 
 import gc
+import shutil
 import threading
 from ctypes import byref
 from dataclasses import replace
@@ -37,6 +38,28 @@ def test_a_library_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     library.library_path("base").write_bytes(b"not an object")
     with pytest.raises(BackendUnavailableError, match=r"_kernels_base\.so cannot be loaded"):
         CpuOps(1)
+    library.load.cache_clear()
+
+
+def test_kernels_of_other_sources_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str) -> None:
+    """A changed file, a new one, a changed structure: a sentence that says how to build again. Without sources nothing is asked."""
+    package = library.SOURCES
+    folder = tmp_path / "cpu"
+    shutil.copytree(package / "csrc", folder / "csrc")
+    shutil.copy(package / "structs.py", folder)
+    monkeypatch.setattr(library, "SOURCES", folder)
+    library.load.cache_clear()
+    library.load(level)  # the same sources elsewhere
+    for path, text in ((folder / "csrc" / "pool.c", "\n"), (folder / "csrc" / "new.h", ""), (folder / "structs.py", "\n")):
+        before = path.read_text() if path.exists() else None
+        path.write_text((before or "") + text)
+        library.load.cache_clear()
+        with pytest.raises(BackendUnavailableError, match=r"other sources than those beside them.*setup\.py build_ext"):
+            library.load(level)
+        path.unlink() if before is None else path.write_text(before)
+    shutil.rmtree(folder / "csrc")
+    library.load.cache_clear()
+    library.load(level)
     library.load.cache_clear()
 
 

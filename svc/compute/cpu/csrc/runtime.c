@@ -157,3 +157,10 @@ int32_t *sequence_of_token(runtime *rt, const step_inputs *in) {
     }
     return sequence;
 }
+
+#ifndef HEADRACE_SOURCES
+#define HEADRACE_SOURCES "" /* compiled by something else than setup.py */
+#endif
+
+/* The sources that this library was built from: source_hash.py. */
+EXPORT const char *hr_sources(void) { return HEADRACE_SOURCES; }
