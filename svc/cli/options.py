@@ -18,6 +18,7 @@ MEMORY_KEYS = (
     "host_kv_bytes",
     "host_snapshot_bytes",
     "max_slots",
+    "draft_tokens",
 )
 METADATA_KEYS = (
     "override_kv",

@@ -220,3 +220,13 @@ def test_budget_that_does_not_fit_is_one_sentence(capsys: pytest.CaptureFixture[
     assert "kv_bytes" in capsys.readouterr().err
     assert main(["inspect", HYBRID, "--kv-bytes", "900TiB"]) == 2
     assert "free" in capsys.readouterr().err
+
+
+def test_journals(capsys: pytest.CaptureFixture[str]) -> None:
+    """What drafts take: a journal for each slot, of the drafts and the token before them; nothing without drafts."""
+    assert report(capsys, HYBRID)["memory"]["journal_bytes"] == 0
+    memory = report(capsys, HYBRID, "--draft-tokens", "8", "--max-slots", "3")["memory"]
+    assert memory["journal_tokens"] == 9
+    assert memory["journal_bytes"] % (3 * 9 * 4) == 0
+    twice = report(capsys, HYBRID, "--draft-tokens", "17", "--max-slots", "3")["memory"]
+    assert twice["journal_bytes"] == 2 * memory["journal_bytes"] > 0
