@@ -14,15 +14,16 @@ from pathlib import Path
 import pytest
 
 from svc.compute.cpu import library
+from svc.compute.cpu.source_hash import source_hash
 from tests.compute.cpu import test_int8
 from tests.compute.cpu.conftest import MakeInt8Ops
 
-ROOT = Path(__file__).parents[3]
-SOURCES = ROOT / "svc/compute/cpu/csrc"
+KERNELS = library.SOURCES / "csrc"
 LEVEL = "x86-64-v3"  # the name under which the emulating library is found
 FLAGS = [
     *("-O2", "-std=c11", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden"),
     *("-mavx2", "-mfma", "-mf16c", "-mbmi2", "-D__AVXVNNI__", "-include", str(Path(__file__).parent / "avxvnni/emulated.h")),
+    f'-DHEADRACE_SOURCES="{source_hash(library.SOURCES)}"',
 ]
 COMPILER = shlex.split(os.environ.get("CC", "cc"))
 
@@ -38,7 +39,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kernels")
     shutil.copy(library.library_path("base"), folder)
     target = folder / library.library_path(LEVEL).name
-    subprocess.run([*COMPILER, *FLAGS, *map(str, sorted(SOURCES.glob("*.c"))), "-lm", "-o", str(target)], check=True)
+    subprocess.run([*COMPILER, *FLAGS, *map(str, sorted(KERNELS.glob("*.c"))), "-lm", "-o", str(target)], check=True)
     return folder
 
 

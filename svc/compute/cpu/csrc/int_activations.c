@@ -6,7 +6,7 @@
 int int_block(int type) {
     switch (type) {
     case Q4_K: case Q5_K: case Q6_K: case IQ4_XS: return 256;
-    case Q8_0: case Q4_0: case IQ4_NL: case MXFP4: return 32;
+    case Q8_0: case Q4_0: case Q5_0: case IQ4_NL: case MXFP4: return 32;
     default: return 0;
     }
 }

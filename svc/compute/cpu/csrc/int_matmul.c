@@ -113,6 +113,7 @@ KERNEL_256(q6_k, Q6_K, 210, one_q6_k, .groups = 16, .unchecked = 2, .offset = 32
 KERNEL_256(iq4_xs, IQ4_XS, 136, NULL, .groups = 8, .unchecked = 1, .is_signed = 1, .offset = 128)
 KERNEL_32(q8_0, Q8_0, 34, unpack_half, NULL, .unchecked = 1, .is_signed = 1, .offset = 128)
 KERNEL_32(q4_0, Q4_0, 18, unpack_half, NULL, .nibbles = 1, .unchecked = 8, .offset = 8)
+KERNEL_32(q5_0, Q5_0, 22, NULL, NULL, .nibbles = 1, .unchecked = 4, .offset = 16)
 KERNEL_32(iq4_nl, IQ4_NL, 18, unpack_half, iq4_values, .nibbles = 1, .unchecked = 1, .is_signed = 1, .offset = 128)
 KERNEL_32(mxfp4, MXFP4, 17, unpack_e8m0, e2m1_values, .nibbles = 1, .unchecked = 4, .offset = 12)
 
@@ -123,6 +124,7 @@ static void run_type(int type, const tile_job *j) {
     case Q6_K: run_q6_k(j); break;
     case Q8_0: run_q8_0(j); break;
     case Q4_0: run_q4_0(j); break;
+    case Q5_0: run_q5_0(j); break;
     case IQ4_NL: run_iq4_nl(j); break;
     case IQ4_XS: run_iq4_xs(j); break;
     case MXFP4: run_mxfp4(j); break;

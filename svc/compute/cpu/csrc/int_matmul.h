@@ -8,7 +8,7 @@
 #define INT_TOKENS 256        /* tokens a tile's sums are kept for; with more it is unpacked again */
 #define INT_SCRATCH (2 * INT_TOKENS * INT_ROWS)
 
-enum { Q4_0 = 2, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, IQ4_NL = 20, IQ4_XS = 23, MXFP4 = 39 }; /* GGUF type ids */
+enum { Q4_0 = 2, Q5_0 = 6, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, IQ4_NL = 20, IQ4_XS = 23, MXFP4 = 39 }; /* GGUF type ids */
 
 /* Columns per scale of the activations for this type of weights: 256, 32, or 0 for a type without an integer kernel. */
 int int_block(int type);

@@ -183,9 +183,17 @@ ALWAYS_INLINE void rows_256(kind k, const int n, const int type, size_t block_by
 
 /* -- blocks of 32 -------------------------------------------------------------------------------------------------------------------------- */
 
+/* Sixteen in each byte whose bit is set. */
+ALWAYS_INLINE ints fifth_bits(uint32_t bits) {
+    ints repeated = _mm256_shuffle_epi8(i_set1((int32_t)bits), _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303));
+    ints each = _mm256_set1_epi64x((int64_t)0x8040201008040201);
+    return i_and(_mm256_cmpeq_epi8(i_and(repeated, each), each), EACH_BYTE(0x10));
+}
+
 /* The 32 columns of a block. */
-ALWAYS_INLINE ints columns_32(kind k, const uint8_t *columns, const int8_t *table) {
+ALWAYS_INLINE ints columns_32(kind k, const int type, const uint8_t *columns, const int8_t *table) {
     ints w = k.nibbles ? nibbles_of(columns) : i_load(columns);
+    w = type == Q5_0 ? i_or(w, fifth_bits(bits32(columns - 4))) : w;
     w = table ? i_lookup(table, w) : w;
     return k.is_signed ? SIGNED_BYTES(w) : w;
 }
@@ -222,7 +230,7 @@ ALWAYS_INLINE void row_unit(kind k, const int n, const int type, size_t block_by
         if (i == 0 || (size_t)i * block_bytes / 64 != (size_t)(i - 1) * block_bytes / 64) {
             __builtin_prefetch(b + FETCH_AHEAD + (size_t)i * block_bytes, 0, 3);
         }
-        w[i] = columns_32(k, b + (size_t)i * block_bytes + head_bytes, table);
+        w[i] = columns_32(k, type, b + (size_t)i * block_bytes + head_bytes, table);
     }
     UNROLL
     for (int t = 0; t < n; t++) {

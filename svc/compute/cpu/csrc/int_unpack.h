@@ -161,6 +161,20 @@ ALWAYS_INLINE void unpack_q4_0(const uint8_t *rows, size_t stride, tile *t, int 
     unpack_half(rows, stride, t, lane, block);
 }
 
+/* Four bits after the half are the fifth ones of four columns. */
+ALWAYS_INLINE void unpack_q5_0(const uint8_t *rows, size_t stride, tile *t, int lane, int block) {
+    ints four = EACH_BYTE(0x0f), piece[4], low = i_gather_halves(rows + 2, stride), high = i_gather_halves(rows + 4, stride);
+    ints fifth = in_halves(low, high);
+    transpose_piece(rows + 6, stride, piece);
+    UNROLL
+    for (int i = 0; i < 8; i++) {
+        ints bits = i_and(i_right(fifth, 4 * i), i_set1(0x0f)); /* one for each byte of this number: bit b goes to byte b */
+        bits = i_left(i_and(i_mul(bits, i_set1(0x00204081)), EACH_BYTE(1)), 4);
+        i_store(t->w[8 * block + i][lane], i_or(i_and(i < 4 ? piece[i] : i_right(piece[i - 4], 4), four), bits));
+    }
+    unpack_half(rows, stride, t, lane, block);
+}
+
 static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 
 ALWAYS_INLINE void unpack_iq4_nl(const uint8_t *rows, size_t stride, tile *t, int lane, int block) {
