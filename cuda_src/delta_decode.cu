@@ -30,6 +30,7 @@ constexpr int WARP_COLUMNS = WARP / COLUMN_LANES * LANE_COLUMNS;
 struct Tokens {  // of one head, in shared memory
   float query[STEP_TOKENS][KEY_DIM], key[STEP_TOKENS][KEY_DIM], value[STEP_TOKENS][VALUE_DIM];
   float decay[STEP_TOKENS], beta[STEP_TOKENS];
+  float* deltas[STEP_TOKENS];  // of this head in the token's entry of the journal, or null; here since registers are scarce
 };
 
 // A lane's part of LANE_COLUMNS columns. Column c of the warp's set is first + c * (WARP / COLUMN_LANES) + lane / COLUMN_LANES.
@@ -80,9 +81,8 @@ struct Columns {
     }
   }
 
-  // Advances the columns by one token; `out` is the head's part of the token's row of reads, `deltas` that of its entry in the journal, or
-  // null. Called by all lanes of a warp.
-  __device__ __forceinline__ void advance(const Tokens& tokens, int t, int first, int end, float* out, float* deltas) {
+  // Advances the columns by one token; `out` is the head's part of the token's row of reads. Called by all lanes of a warp.
+  __device__ __forceinline__ void advance(const Tokens& tokens, int t, int first, int end, float* out) {
     float read[LANE_COLUMNS] = {}, result[LANE_COLUMNS] = {}, key_query = 0.f;
     float4 keys[VECTORS];
 #pragma unroll
@@ -107,7 +107,7 @@ struct Columns {
 #pragma unroll
       for (int v = 0; v < VECTORS; v++) part[c][v] = blend4(part[c][v], decay, keys[v], delta);
       if (mine && lane_part() == 0) out[column(first, c)] = fmaf(delta, key_query, decay * result[c]);
-      if (mine && lane_part() == 0 && deltas) deltas[column(first, c)] = delta;
+      if (mine && lane_part() == 0 && tokens.deltas[t]) tokens.deltas[t][column(first, c)] = delta;
     }
   }
 };
@@ -151,7 +151,6 @@ delta_decode(float* __restrict__ reads, const float* __restrict__ raw, const flo
   Columns state;
   state.load(live, first_column, end);  // in flight while the heads are prepared
 
-  const int mode = mode_of(modes, sequence);
   const float* const kept = conv_rows + row * state_elements;
   const int key_head = key_head_of(head, num_key_heads, num_value_heads);
   for (int done = 0; done < num_tokens; done += STEP_TOKENS) {
@@ -170,13 +169,16 @@ delta_decode(float* __restrict__ reads, const float* __restrict__ raw, const flo
       const i64 place = (i64)(first + done + threadIdx.x) * num_value_heads + head;
       tokens.beta[threadIdx.x] = sigmoid(beta[place]);
       tokens.decay[threadIdx.x] = expf(log_decay(alpha[place], a[head], dt_bias[head]));
+      tokens.deltas[threadIdx.x] = mode_of(modes, sequence) & WRITES_JOURNAL
+                                       ? journal_entry(journal, journal_length, journal_elements, row, positions[first + done + threadIdx.x]) + keys + head * VALUE_DIM
+                                       : nullptr;
     }
     __syncthreads();
 
-    if (mode & WRITES_JOURNAL && blockIdx.x == 0)  // the first of the value heads that share a key writes it
+    if (tokens.deltas[0] && blockIdx.x == 0)  // the first of the value heads that share a key writes it
       for (int job = threadIdx.x; job < count * KEY_DIM; job += THREADS) {
         const int t = job / KEY_DIM, d = job % KEY_DIM;
-        float* const entry = journal_entry(journal, journal_length, journal_elements, row, positions[first + done + t]);
+        float* const entry = tokens.deltas[t] - keys - head * VALUE_DIM;
         if (GROUPED ? head % (num_value_heads / num_key_heads) == 0 : head < num_key_heads) entry[key_head * KEY_DIM + d] = tokens.key[t][d];
         if (d == 0) entry[keys + values + channels + head] = tokens.decay[t];
       }
@@ -186,15 +188,12 @@ delta_decode(float* __restrict__ reads, const float* __restrict__ raw, const flo
       const int end_capture = cu_captures[sequence + 1];
       for (int t = 0; t < count; t++) {
         const int token = first + done + t;
-        float* deltas = nullptr;
-        if (mode & WRITES_JOURNAL)
-          deltas = journal_entry(journal, journal_length, journal_elements, row, positions[token]) + keys + head * VALUE_DIM;
-        state.advance(tokens, t, column, end, reads + (i64)token * values + head * VALUE_DIM, deltas);
+        state.advance(tokens, t, column, end, reads + (i64)token * values + head * VALUE_DIM);
         for (; capture < end_capture && capture_tokens[capture] <= token; capture++)
           if (capture_tokens[capture] == token && capture_snapshots[capture] >= 0)
             state.keep(snapshot_recurrent + capture_snapshots[capture] * snapshot_elements, head, num_value_heads, column, end);
       }
-      if (!(mode & HOLDS_ROW)) state.store(live, column, end);
+      if (!(mode_of(modes, sequence) & HOLDS_ROW)) state.store(live, column, end);
     }
   }
 }
