@@ -190,6 +190,7 @@ class DeltaCase:
             positions=np.array(positions, np.int32),
             cu_seqlens=self.cu_seqlens,
             rows=np.array([piece.row for piece in self.pieces], np.int32),
+            modes=np.zeros(len(self.pieces), np.int32),
             block_table=np.zeros((len(self.pieces), 0), np.int32),
             capture_tokens=np.array(tokens, np.int32),
             capture_snapshots=np.array(snapshots, np.int32),

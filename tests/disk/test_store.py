@@ -243,26 +243,33 @@ def test_a_file_removed_by_hand_while_it_is_used(tmp_path: Path) -> None:
     assert resume(store, A) == 41
 
 
-def _write_for_ever(folder: Path, seed: int) -> None:
-    """In a child: conversations that grow, as fast as it can."""
+def _write_for_ever(folder: Path, seed: int, begun: int) -> None:
+    """In a child: conversations that grow, as fast as it can; a byte goes to the file `begun` after the first of them."""
     rng = random.Random(seed)
     store = open_store(folder, budget=60_000)
     while True:
         start = rng.randrange(6)
         put(store, np.arange(start, start + rng.randrange(1, 60), dtype=np.int32))
+        if begun >= 0:
+            os.write(begun, b"1")
+            begun = -1
 
 
 def _kills(folder: Path, count: int) -> int:
     """Kills a writing process that often, at random moments; everything found afterwards is right. How often something was."""
     rng, found = random.Random(1), 0
     for round_ in range(count):
+        reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
             try:
-                _write_for_ever(folder, round_)
+                _write_for_ever(folder, round_, writer)
             finally:
                 os._exit(1)
-        time.sleep(rng.uniform(0.002, 0.03))
+        os.close(writer)
+        assert os.read(reader, 1), "the child ended"
+        os.close(reader)
+        time.sleep(rng.uniform(0, 0.03))  # any moment will do
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         store = open_store(folder, budget=60_000)
