@@ -148,7 +148,7 @@ def choose_ops(config: Config, logger: Logger, on_compile: Callable[[str], None]
         level = None if config.cpu_level == "auto" else config.cpu_level
         chosen = choose_threads(config.threads)
         ops = CpuOps(chosen.num_threads, activations=config.activations, level=level)
-        logger.info("cpu_device", level=ops.level, threads=ops.num_threads, reason=chosen.reason)
+        logger.info("cpu_device", cpu_level=ops.level, threads=ops.num_threads, reason=chosen.reason)
         return cast(Ops, ops)
     except BackendUnavailableError as error:
         if config.device == "cpu" or config.cpu_level != "auto":

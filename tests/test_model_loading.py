@@ -67,7 +67,7 @@ def test_level_of_the_kernels(logger: Any, captured: LogCapture) -> None:
     with pytest.raises(BackendUnavailableError, match=r"'x86-64-v9'.*can run base"):
         model_loading.choose_ops(Config(cpu_level="x86-64-v9"), logger)
     (line,) = [entry for entry in captured.entries if entry["event"] == "cpu_device"]  # CuPy may have said that there is no GPU
-    assert (line["event"], line["level"], line["threads"], line["reason"]) == ("cpu_device", "base", 1, "as set")
+    assert (line["event"], line["cpu_level"], line["threads"], line["reason"]) == ("cpu_device", "base", 1, "as set")
 
 
 def test_model_name() -> None:
