@@ -28,11 +28,19 @@ def ask(server: ServerProcess) -> None:
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_a_truncated_file_is_named(device: str, stacks: bool, tmp_path: Path) -> None:
     """One sentence with the path and what to do, then SIGBUS as without us; Python's stacks come too where they are asked for."""
-    path = tmp_path / "model.gguf"
+    printed = False
+    # Where two threads fault at once, one may end the process before the stacks are printed: seldom three times in a row.
+    for _ in range(3 if stacks else 1):
+        printed = printed or _says_what_happened(device, stacks, tmp_path)
+    assert printed == stacks
+
+
+def _says_what_happened(device: str, stacks: bool, folder: Path) -> bool:
+    """Whether Python's stacks were printed too."""
+    path = folder / "model.gguf"
     shutil.copyfile(MODEL, path)
     environ = {"PYTHONFAULTHANDLER": "1"} if stacks else {}
-    # With two threads both fault, and one may end the process before the stacks are printed.
-    with ServerProcess(path, "--device", device, "--threads", "1", environ=environ) as server:
+    with ServerProcess(path, "--device", device, environ=environ) as server:
         ask(server)
         os.truncate(path, 4096)
         with contextlib.suppress(OSError):
@@ -40,7 +48,7 @@ def test_a_truncated_file_is_named(device: str, stacks: bool, tmp_path: Path) ->
         assert server.wait() == -signal.SIGBUS
         lines = [line for line in server.lines if isinstance(line, str)]
         assert [str(path) in line and "rename" in line for line in lines if "truncated" in line] == [True]
-        assert any("Bus error" in line for line in lines) == stacks
+        return any("Bus error" in line for line in lines)
 
 
 def test_a_renamed_file_changes_nothing(tmp_path: Path) -> None:
