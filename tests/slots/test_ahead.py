@@ -59,9 +59,9 @@ class Client:
         self.answers.append(self._harness.submit(self._text, max_tokens, params, stop_ids=stops, **fields))
 
 
-def conversations(seed: int, *, hybrid: bool, ahead: bool) -> tuple[Recorder, list[Any]]:
-    harness = Recorder(hybrid=hybrid, num_pages=2000, num_snapshots=600, chunk=48, capture_every=7, ahead=ahead)
-    clients = [Client(harness, number, seed) for number in range(6)]  # more than there are slots
+def talk(harness: Recorder, seed: int) -> list[Any]:
+    """All answers of more clients than there are slots, ended; nothing leaked."""
+    clients = [Client(harness, number, seed) for number in range(6)]
     for _ in range(5000):
         for client in clients:
             client.speak(turns=4)
@@ -70,6 +70,12 @@ def conversations(seed: int, *, hybrid: bool, ahead: bool) -> tuple[Recorder, li
     answers = [answer for client in clients for answer in client.answers]
     assert all(answer.ended for answer in answers)
     harness.assert_nothing_leaked()
+    return answers
+
+
+def conversations(seed: int, *, hybrid: bool, ahead: bool) -> tuple[Recorder, list[Any]]:
+    harness = Recorder(hybrid=hybrid, num_pages=2000, num_snapshots=600, chunk=48, capture_every=7, ahead=ahead)
+    answers = talk(harness, seed)
     return harness, [(answer.tokens, answer.end.reason, answer.end.usage, answer.end.cache) for answer in answers]
 
 

@@ -12,7 +12,7 @@ from svc.slots.request import Request
 from svc.slots.speculation import DraftLimits, StepTimes, Tokens, choose_lengths
 from svc.slots.speculator import Speculator
 from tests.fakes.fake_backend import expected_answer, next_token
-from tests.slots.test_ahead import PARAMS, Client, Recorder, prompt
+from tests.slots.test_ahead import PARAMS, Recorder, prompt, talk
 from tests.slots.test_constraint import Forcing, Residues, constrained
 
 MOST = 5  # drafts of a step
@@ -48,15 +48,7 @@ def conversations(seed: int, *, hybrid: bool, drafts: bool, **sizes: Any) -> tup
     speculator = guessing(capture_every=7) if drafts else None
     settings = {"num_pages": 2000, "num_snapshots": 600, "chunk": 48, **sizes}
     harness = Recorder(hybrid=hybrid, capture_every=7, journal=MOST + 1, speculator=speculator, **settings)
-    clients = [Client(harness, number, seed) for number in range(6)]
-    for _ in range(5000):
-        for client in clients:
-            client.speak(turns=4)
-        if not harness.step():
-            break
-    answers = [answer for client in clients for answer in client.answers]
-    assert all(answer.ended for answer in answers)
-    harness.assert_nothing_leaked()
+    answers = talk(harness, seed)
     return harness, [(answer.tokens, answer.end.reason, answer.end.usage.completion_tokens) for answer in answers]
 
 
