@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 BENCHMARKS := $(wildcard tests/bench/bench_*.py)
 # What an installation depends on: the metadata and whatever the package's build compiles.
-BUILD_INPUTS := pyproject.toml $(wildcard setup.py) $(shell find svc/compute/cpu -name '*.[ch]' 2>/dev/null) svc/compute/cpu/structs.py
+BUILD_INPUTS := pyproject.toml $(wildcard setup.py) $(shell find svc/compute/cpu -name '*.[ch]' 2>/dev/null) $(addprefix svc/compute/cpu/,structs.py source_hash.py)
 
 .PHONY: help
 help: ## list these words
