@@ -105,7 +105,8 @@ ALWAYS_INLINE ints nibbles_of(const uint8_t *p) {
 ALWAYS_INLINE ints columns_iq4_xs(const uint8_t *b, const int i) { return i_lookup(iq4_values, nibbles_of(b + 8 + 16 * i)); }
 
 /* One block of one row with n tokens. */
-ALWAYS_INLINE void row_block(kind k, const int n, const int type, const uint8_t *b, const block256 *const *x, row_sums *s, int sum, int row) {
+ALWAYS_INLINE void row_block(kind k, const int n, const int type, const uint8_t *b, const void *const *units, row_sums *s, int sum, int row) {
+    const block256 *const *x = (const block256 *const *)units;
     ints sums[MOST_ROW_TOKENS];
     ints factors = type == Q6_K ? factors_6(b) : type == IQ4_XS ? factors_iq4_xs(b) : factors_4_5(b);
     UNROLL
@@ -151,36 +152,6 @@ ALWAYS_INLINE floats join_rows(kind k, const row_sums *s, int unit_sum, int sum,
     return f_madd(f_set1(dx), value, before);
 }
 
-ALWAYS_INLINE void rows_256(kind k, const int n, const int type, size_t block_bytes, const tile_job *j, int token, row_sums *s) {
-    size_t units = (size_t)j->cols / 256, most = ROW_SUMS / n;
-    for (int lane = 0; lane < INT_ROWS; lane += 8) {
-        for (size_t first = 0; first < units; first += most) {
-            size_t count = units - first < most ? units - first : most;
-            for (int row = 0; row < 8; row++) {
-                const uint8_t *b = j->rows + (size_t)(lane + row) * j->stride + first * block_bytes;
-                for (size_t u = 0; u < count; u++, b += block_bytes) {
-                    const block256 *x[MOST_ROW_TOKENS];
-                    UNROLL
-                    for (int t = 0; t < n; t++) {
-                        x[t] = unit_of(k, j, first + u, token + t);
-                    }
-                    row_block(k, n, type, b, x, s, (int)u * n, row);
-                }
-            }
-            UNROLL
-            for (int t = 0; t < n; t++) {
-                float *sums = j->sums + (size_t)(token + t) * INT_ROWS + lane;
-                floats sum = first == 0 ? f_set1(0.0f) : f_load(sums);
-                for (size_t u = 0; u < count; u++) {
-                    const block256 *x = unit_of(k, j, first + u, token + t);
-                    sum = join_rows(k, s, (int)u * n, (int)u * n + t, x->d, sum);
-                }
-                f_store(sums, sum);
-            }
-        }
-    }
-}
-
 /* -- blocks of 32 -------------------------------------------------------------------------------------------------------------------------- */
 
 /* Sixteen in each byte whose bit is set. */
@@ -221,7 +192,8 @@ ALWAYS_INLINE floats scales_32(const int type, const uint8_t *b, size_t block_by
 
 /* A unit of one row with n tokens. */
 ALWAYS_INLINE void row_unit(kind k, const int n, const int type, size_t block_bytes, const int8_t *table, const uint8_t *b,
-                            const blocks32 *const *x, row_sums *s, int sum, int row) {
+                            const void *const *units, row_sums *s, int sum, int row) {
+    const blocks32 *const *x = (const blocks32 *const *)units;
     size_t head_bytes = block_bytes - (k.nibbles ? 16 : 32);
     floats d = scales_32(type, b, block_bytes);
     ints w[8];
@@ -274,23 +246,51 @@ ALWAYS_INLINE void transpose_floats(const float (*rows)[8], floats out[8]) {
     }
 }
 
-ALWAYS_INLINE void rows_32(kind k, const int n, const int type, size_t block_bytes, const int8_t *table, const tile_job *j, int token, row_sums *s) {
-    size_t units = ((size_t)j->cols + 255) / 256, most = ROW_SUMS / n;
+/* The same blocks of eight rows, in the order of the chain. */
+ALWAYS_INLINE floats join_row_units(const row_sums *s, int sum, const blocks32 *x, int num_blocks, floats before) {
+    floats values[8];
+    transpose_floats(s->values[sum], values);
+    for (int i = 0; i < num_blocks; i++) {
+        before = f_madd(f_set1(x->d[i]), values[i], before);
+    }
+    return before;
+}
+
+/* -- all rows of a tile --------------------------------------------------------------------------------------------------------------------- */
+
+/* The sums of `count` units of eight rows with a token, added to `sum`. */
+ALWAYS_INLINE floats join_units(kind k, const int n, const tile_job *j, const row_sums *s, size_t first, size_t count, int token, int t, floats sum) {
+    for (size_t u = 0; u < count; u++) {
+        const void *x = unit_of(k, j, first + u, token + t);
+        int unit_sum = (int)u * n;
+        sum = k.block == 256 ? join_rows(k, s, unit_sum, unit_sum + t, ((const block256 *)x)->d, sum)
+                             : join_row_units(s, unit_sum + t, x, min_int(256, j->cols - (int)(first + u) * 256) / 32, sum);
+    }
+    return sum;
+}
+
+/* A tile's rows with n tokens, eight rows after the other eight, and of long rows a part after the other. */
+ALWAYS_INLINE void rows_with(kind k, const int n, const int type, size_t block_bytes, const int8_t *table, const tile_job *j, int token, row_sums *s) {
+    size_t units = ((size_t)j->cols + 255) / 256, most = ROW_SUMS / n, unit_bytes = 256 / (size_t)k.block * block_bytes;
     for (int lane = 0; lane < INT_ROWS; lane += 8) {
         for (size_t first = 0; first < units; first += most) {
             size_t count = units - first < most ? units - first : most;
             for (int row = 0; row < 8; row++) {
-                const uint8_t *b = j->rows + (size_t)(lane + row) * j->stride + first * 8 * block_bytes;
-                for (size_t u = 0; u < count; u++, b += 8 * block_bytes) {
-                    const blocks32 *x[MOST_ROW_TOKENS];
+                const uint8_t *b = j->rows + (size_t)(lane + row) * j->stride + first * unit_bytes;
+                for (size_t u = 0; u < count; u++, b += unit_bytes) {
+                    const void *x[MOST_ROW_TOKENS];
                     UNROLL
                     for (int t = 0; t < n; t++) {
                         x[t] = unit_of(k, j, first + u, token + t);
                     }
+                    if (k.block == 256) {
+                        row_block(k, n, type, b, x, s, (int)u * n, row);
+                        continue;
+                    }
                     size_t bytes = (size_t)(j->cols - (int)(first + u) * 256) / 32 * block_bytes;
                     const uint8_t *unit = b;
                     uint8_t padded[8 * 34];
-                    if (bytes < 8 * block_bytes) { /* a short last unit: nothing after it may be read */
+                    if (bytes < unit_bytes) { /* a short last unit: nothing after it may be read */
                         memset(padded, 0, sizeof padded);
                         unit = memcpy(padded, b, bytes);
                     }
@@ -300,17 +300,7 @@ ALWAYS_INLINE void rows_32(kind k, const int n, const int type, size_t block_byt
             UNROLL
             for (int t = 0; t < n; t++) {
                 float *sums = j->sums + (size_t)(token + t) * INT_ROWS + lane;
-                floats sum = first == 0 ? f_set1(0.0f) : f_load(sums);
-                for (size_t u = 0; u < count; u++) {
-                    const blocks32 *x = unit_of(k, j, first + u, token + t);
-                    int num_blocks = min_int(256, j->cols - (int)(first + u) * 256) / 32;
-                    floats values[8];
-                    transpose_floats(s->values[(int)u * n + t], values);
-                    for (int i = 0; i < num_blocks; i++) {
-                        sum = f_madd(f_set1(x->d[i]), values[i], sum);
-                    }
-                }
-                f_store(sums, sum);
+                f_store(sums, join_units(k, n, j, s, first, count, token, t, first == 0 ? f_set1(0.0f) : f_load(sums)));
             }
         }
     }
@@ -319,14 +309,16 @@ ALWAYS_INLINE void rows_32(kind k, const int n, const int type, size_t block_byt
 /* All tokens of a job, up to four at a time: more need more registers than there are. */
 ALWAYS_INLINE void run_rows(kind k, const int type, size_t block_bytes, const int8_t *table, const tile_job *j) {
     row_sums s;
-    for (int token = 0, n; token < j->num_tokens; token += n) {
-        int left = j->num_tokens - token;
-        n = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-        if (k.block == 256) {
-            n == 4 ? rows_256(k, 4, type, block_bytes, j, token, &s) : n == 2 ? rows_256(k, 2, type, block_bytes, j, token, &s) : rows_256(k, 1, type, block_bytes, j, token, &s);
-        } else {
-            n == 4 ? rows_32(k, 4, type, block_bytes, table, j, token, &s) : n == 2 ? rows_32(k, 2, type, block_bytes, table, j, token, &s) : rows_32(k, 1, type, block_bytes, table, j, token, &s);
-        }
+    int token = 0;
+    for (; token + 4 <= j->num_tokens; token += 4) {
+        rows_with(k, 4, type, block_bytes, table, j, token, &s);
+    }
+    if (token + 2 <= j->num_tokens) {
+        rows_with(k, 2, type, block_bytes, table, j, token, &s);
+        token += 2;
+    }
+    if (token < j->num_tokens) {
+        rows_with(k, 1, type, block_bytes, table, j, token, &s);
     }
 }
 #endif
