@@ -6,7 +6,7 @@ tokens.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -99,12 +99,13 @@ class ModelRunner:
         self._prepare_memory(batch)
         scores: tuple[float, ...] = ()
         draws: list[Draws] = []
+        drafted = drafted_chunks(batch)
         if batch.chunks:
             inputs = build_step_inputs(batch, self.model.rope)
             self._ops.submit(self._forward, self._hidden, inputs)
             scores = self._score(batch, inputs)
-            draws += self._sample_drafted(batch, inputs)
-        draws += self._sample(batch)
+            draws += self._sample_drafted(batch, inputs, drafted) if drafted else []
+        draws += self._sample(batch, drafted)
         wait = self._ops.mark()
         captured = tuple(save.snapshot_id for save in batch.saves) + tuple(capture.snapshot_id for capture in batch.captures)
 
@@ -185,18 +186,16 @@ class ModelRunner:
         norm, epsilon = self.model.output_norm, self.model.config.epsilon
         self._ops.hidden_rows(out, self._hidden[: inputs.num_tokens], norm, epsilon, tokens)
 
-    def _sample(self, batch: StepBatch) -> list[Draws]:
-        """Logits of each sampled live row, then one draw per sample."""
-        drafted = drafted_chunks(batch)
+    def _sample(self, batch: StepBatch, drafted: Mapping[int, int]) -> list[Draws]:
+        """Logits of each sampled live row, then one draw per sample; not for rows with drafts."""
         places = {index: wanted.row for index, wanted in enumerate(batch.samples) if wanted.row not in drafted}
         return self._draw(batch, places, lambda out, part: self._ops.live_hidden(out, part, self._caches))
 
-    def _sample_drafted(self, batch: StepBatch, inputs: StepInputs) -> list[Draws]:
+    def _sample_drafted(self, batch: StepBatch, inputs: StepInputs, drafted: Mapping[int, int]) -> list[Draws]:
         """The same for chunks of drafts, whose live rows stay behind: after the token before each sample's position."""
-        drafted = drafted_chunks(batch)
         places = {
             index: _token_before(drafted[wanted.row], wanted.position, batch, inputs)
-            for index, wanted in enumerate(batch.samples if drafted else ())
+            for index, wanted in enumerate(batch.samples)
             if wanted.row in drafted
         }
         return self._draw(batch, places, partial(self._hidden_rows, inputs))
